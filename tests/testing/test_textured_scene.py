@@ -146,7 +146,7 @@ def test_textured_scene_edges_are_antialiased():
     for second in (False, True):
         frame = scenes._render_frame([black, shape], 50, 60, second=second)
         bright = frame[0] / 0.5
-        grid = scenes._list_pixel_centres(60, slice(0, 50))
+        grid = scenes._list_pixel_centers(60, slice(0, 50))
         relief = scenes._shade_relief(shape, shape.compute_origin(grid) if second else grid).reshape(50, 60).float()
         share = bright / relief
         assert int(((share > 0.05) & (share < 0.95)).sum()) > 60

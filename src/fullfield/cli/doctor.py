@@ -86,7 +86,7 @@ def run_command(args: argparse.Namespace) -> int:
             name: {"missing": _list_missing_packages(brings), "adds": adds, "command": build_install_command(name)}
             for name, (brings, adds) in _EXTRAS.items()
         },
-        "colour_management": _call_and_return_result_or_error(_describe_colour_management)[0],
+        "colour_management": _call_and_return_result_or_error(_describe_color_management)[0],
         "main_job": {"works": problem is None, "problem": problem, **(works or {})},
     }
     if args.json:
@@ -211,7 +211,7 @@ def _check_and_describe_kernel_cache() -> dict[str, object]:
     return {"folder": None if folder is None else str(folder), "warm": warm}
 
 
-def _describe_colour_management() -> dict[str, object]:
+def _describe_color_management() -> dict[str, object]:
     import OpenImageIO as oiio
 
     from fullfield.io.names import OCIO_CONFIG

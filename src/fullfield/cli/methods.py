@@ -225,12 +225,12 @@ def add_scale_option(group: Any) -> None:
     )
 
 
-def limit_cpu_threads(count: int | None) -> None:
-    """Limit the process to ``count`` CPU threads."""
-    if count is not None:
+def limit_cpu_threads(thread_count: int | None) -> None:
+    """Limit the process to ``thread_count`` CPU threads."""
+    if thread_count is not None:
         import torch
 
-        torch.set_num_threads(count)
+        torch.set_num_threads(thread_count)
 
 
 def choose_method(args: argparse.Namespace) -> MethodChoice:

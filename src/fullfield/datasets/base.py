@@ -81,7 +81,7 @@ class PairSequence(Sequence[Sample], Generic[RecordType, Sample]):
             return [self[i] for i in range(*index.indices(len(self)))]
         return self._read_pair(index)
 
-    def _read_pair(self, index: int) -> Sample:
+    def _read_pair(self, pair_index: int) -> Sample:
         raise NotImplementedError
 
 
@@ -182,15 +182,15 @@ class FlowDataset(PairSequence[FlowRecord, FlowSample]):
     doubled: bool | None = False
     encoding: Encoding | None = None
 
-    def _read_pair(self, index: int) -> FlowSample:
-        frame1, frame2 = self.read_frames(index)
-        truth = self.read_truth(index)
+    def _read_pair(self, pair_index: int) -> FlowSample:
+        frame1, frame2 = self.read_frames(pair_index)
+        truth = self.read_truth(pair_index)
         flow, valid, occluded = (None, None, None) if truth is None else truth
-        return FlowSample(self.records[index].name, frame1, frame2, flow, valid, occluded)
+        return FlowSample(self.records[pair_index].name, frame1, frame2, flow, valid, occluded)
 
-    def read_frames(self, index: int) -> tuple[Tensor, Tensor]:
+    def read_frames(self, pair_index: int) -> tuple[Tensor, Tensor]:
         """Read the two frames of a pair: [3, H, W] float32, nominally 0 ... 1."""
-        record = self.records[index]
+        record = self.records[pair_index]
         first, second = (self.read_frame(path) for path in (record.frame1, record.frame2))
         if first.shape != second.shape:
             raise InputError(
@@ -198,9 +198,9 @@ class FlowDataset(PairSequence[FlowRecord, FlowSample]):
             )
         return first, second
 
-    def read_truth(self, index: int) -> TrueFlow | None:
+    def read_truth(self, pair_index: int) -> TrueFlow | None:
         """Read the true motion of a pair, as far as it is known."""
-        record = self.records[index]
+        record = self.records[pair_index]
         if record.flow is None:
             return None
         flow, valid = self.read_flow(record.flow)

@@ -100,8 +100,8 @@ class ScanDataset(PairSequence[ScanRecord, ScanSample]):
     coarse = False
     bin_columns: int | None = None
 
-    def _read_pair(self, index: int) -> ScanSample:
-        record = self.records[index]
+    def _read_pair(self, pair_index: int) -> ScanSample:
+        record = self.records[pair_index]
         columns = {path: self.bin_columns if path.suffix.lower() == ".bin" else None for path in record.inputs}
         source, target = (read_point_cloud(path, columns=columns[path]) for path in record.inputs)
         return ScanSample(record.name, source, target, record.truth, record.information)

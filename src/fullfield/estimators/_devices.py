@@ -27,14 +27,14 @@ def choose_device(frames: Sequence[object]) -> torch.device:
 
 
 @contextmanager
-def limit_threads(count: int | None) -> Iterator[None]:
+def limit_threads(thread_count: int | None) -> Iterator[None]:
     """Set the number of PyTorch's CPU threads in this process for the enclosed work; None leaves it."""
-    if count is None:
+    if thread_count is None:
         yield
         return
-    _check.check_number(count, "threads", integer=True, low=1)
+    _check.check_number(thread_count, "threads", integer=True, low=1)
     before = torch.get_num_threads()
-    torch.set_num_threads(int(count))
+    torch.set_num_threads(int(thread_count))
     try:
         yield
     finally:

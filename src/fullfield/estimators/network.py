@@ -197,14 +197,16 @@ class NetworkEstimator(LoadingEstimator):
             if exact or (target.type == "cpu" and self._fast is None):  # a GPU runs the fast form while preparing it
                 blank = torch.zeros(1, 3, *_TINY, device=target, dtype=torch.float32)
                 tiny = PairSize.from_frame(blank)
-                run = self._set_lookup_backend(network, tiny) if exact else self._get_prepared_network(network, tiny, 1)
+                run = (
+                    self._set_lookup_backend(network, tiny) if exact else self._get_or_prepare_network(network, tiny, 1)
+                )
                 run(blank, blank, updates=1)
             if not exact and size is not None:
                 levels = self._list_cascade_sizes(PairSize(1, *size, target))
                 if self.config.double:
                     levels.append(PairSize(1, 2 * size[0], 2 * size[1], target))
                 for level in levels:
-                    self._get_prepared_network(network, level, len(levels))
+                    self._get_or_prepare_network(network, level, len(levels))
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
@@ -357,7 +359,7 @@ class NetworkEstimator(LoadingEstimator):
             runner: Any = (
                 self._set_lookup_backend(network, size)
                 if exact
-                else self._get_prepared_network(network, size, cached_size_count)
+                else self._get_or_prepare_network(network, size, cached_size_count)
             )
             with disable_tf32_convolutions(size.device) if exact else nullcontext():
                 informs = requested.log_scale or (both and exact)  # the module has no call without its mixture
@@ -422,7 +424,7 @@ class NetworkEstimator(LoadingEstimator):
         self._used = network.correlation = backend
         return network
 
-    def _get_prepared_network(self, network: FlowNetwork, size: PairSize, cached_size_count: int) -> PreparedFlow:
+    def _get_or_prepare_network(self, network: FlowNetwork, size: PairSize, cached_size_count: int) -> PreparedFlow:
         """Return the fast form for one size, of ``cached_size_count`` that are kept."""
         if self._fast is None:
             from fullfield.models.prepared import PreparedFlowCache

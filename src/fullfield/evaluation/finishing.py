@@ -27,10 +27,10 @@ class PairScorer:
         self.dataset, self.run, self.averaging, self.device = dataset, run, averaging, device
 
     def compute_pair_metrics(
-        self, index: int, pred: Tensor, truth: TrueFlow, has_vector: Tensor | None = None
+        self, sample_index: int, pred: Tensor, truth: TrueFlow, has_vector: Tensor | None = None
     ) -> dict[str, Any]:
         """Return the contribution of a pair: ``pred`` [2, H, W] has vectors where ``has_vector``."""
-        record = self.dataset.records[index]
+        record = self.dataset.records[sample_index]
         flow, valid = truth.flow.to(self.device), truth.valid.to(self.device)
         if pred.shape[-2:] != flow.shape[-2:]:
             sizes = [f"{field.shape[-1]}×{field.shape[-2]}" for field in (flow, pred)]
@@ -45,14 +45,16 @@ class PairScorer:
         metrics.update(pred.to(self.device), flow, valid, occluded)
         return metrics.state_dict()
 
-    def store_pair_metrics(self, index: int, state: dict[str, Any]) -> None:
+    def store_pair_metrics(self, sample_index: int, state: dict[str, Any]) -> None:
         """Store the contribution of a pair."""
-        self.run.store_score(self.averaging, self.dataset.records[index].name, self._fingerprint_truth(index), state)
+        self.run.store_score(
+            self.averaging, self.dataset.records[sample_index].name, self._fingerprint_truth(sample_index), state
+        )
 
-    def read_pair_metrics_if_current(self, index: int) -> dict[str, Any] | None:
+    def read_pair_metrics_if_current(self, sample_index: int) -> dict[str, Any] | None:
         """Return the contribution of a pair if it was scored against this truth."""
         return self.run.read_score_if_current(
-            self.averaging, self.dataset.records[index].name, self._fingerprint_truth(index)
+            self.averaging, self.dataset.records[sample_index].name, self._fingerprint_truth(sample_index)
         )
 
     def score_stored_predictions(self, indices: Sequence[int]) -> None:
@@ -90,8 +92,8 @@ class PairScorer:
                 ) from error
         return total
 
-    def _fingerprint_truth(self, index: int) -> str:
-        record = self.dataset.records[index]
+    def _fingerprint_truth(self, sample_index: int) -> str:
+        record = self.dataset.records[sample_index]
         masks = record.flow, record.occlusion, record.invalid
         return fingerprint_files_by_mtime(path for path in masks if path is not None)
 
@@ -130,17 +132,21 @@ class PredictionFinisher:
         finally:
             self._pool.shutdown()
 
-    def __call__(self, index: int, name: str, flow: Tensor, truth: TrueFlow | None, info: dict[str, Any]) -> None:
+    def __call__(
+        self, sample_index: int, name: str, flow: Tensor, truth: TrueFlow | None, info: dict[str, Any]
+    ) -> None:
         """Finish the flow [2, H, W] of a pair; the work on ``device`` that computes it must have ended.
 
         Raises InputError naming the pair whose flow is not finite, and any error of an earlier pair.
         """
         self.wait_until_stored(0 if flow.nbytes > _LARGE else self._workers - 1)
         if self._overlaps:
-            self._waiting.append(self._pool.submit(self._check_score_and_store, index, name, flow, truth, info))
+            self._waiting.append(self._pool.submit(self._check_score_and_store, sample_index, name, flow, truth, info))
         else:
-            state = self._check_and_score(index, name, flow, truth)
-            self._waiting.append(self._pool.submit(self._store_prediction_and_score, index, name, flow, info, state))
+            state = self._check_and_score(sample_index, name, flow, truth)
+            self._waiting.append(
+                self._pool.submit(self._store_prediction_and_score, sample_index, name, flow, info, state)
+            )
 
     def wait_until_stored(self, max_waiting: int = 0) -> None:
         """Wait until at most ``max_waiting`` flows are not stored yet."""
@@ -148,36 +154,44 @@ class PredictionFinisher:
             self._waiting.popleft().result()
 
     def _check_score_and_store(
-        self, index: int, name: str, flow: Tensor, truth: TrueFlow | None, info: dict[str, Any]
+        self, sample_index: int, name: str, flow: Tensor, truth: TrueFlow | None, info: dict[str, Any]
     ) -> None:
         if self._device.type != "cuda":
-            self._store_prediction_and_score(index, name, flow, info, self._check_and_score(index, name, flow, truth))
+            self._store_prediction_and_score(
+                sample_index, name, flow, info, self._check_and_score(sample_index, name, flow, truth)
+            )
             return
-        stream = self._get_thread_stream()
+        stream = self._get_or_create_thread_stream()
         with torch.cuda.stream(stream):
-            state = self._check_and_score(index, name, flow, truth)
+            state = self._check_and_score(sample_index, name, flow, truth)
             host = torch.empty(flow.shape, dtype=flow.dtype, pin_memory=True)
             host.copy_(flow, non_blocking=True)
             stream.synchronize()  # until here the flow's memory must not be given to others
-        self._store_prediction_and_score(index, name, host, info, state)
+        self._store_prediction_and_score(sample_index, name, host, info, state)
 
-    def _get_thread_stream(self) -> torch.cuda.Stream:
+    def _get_or_create_thread_stream(self) -> torch.cuda.Stream:
         """Return the calling thread's stream: PyTorch keeps freed memory per stream, so one per flow would hoard it."""
         if not hasattr(self._mine, "stream"):
             self._mine.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream: torch.cuda.Stream = self._mine.stream
         return stream
 
-    def _check_and_score(self, index: int, name: str, flow: Tensor, truth: TrueFlow | None) -> dict[str, Any] | None:
+    def _check_and_score(
+        self, sample_index: int, name: str, flow: Tensor, truth: TrueFlow | None
+    ) -> dict[str, Any] | None:
         """Return the pair's contribution to the totals."""
         if not bool(flow.isfinite().all()):
             raise InputError(f"{name}: {self._method} gives a flow that is not finite")
-        return None if self._scorer is None or truth is None else self._scorer.compute_pair_metrics(index, flow, truth)
+        return (
+            None
+            if self._scorer is None or truth is None
+            else self._scorer.compute_pair_metrics(sample_index, flow, truth)
+        )
 
     def _store_prediction_and_score(
-        self, index: int, name: str, flow: Tensor, info: dict[str, Any], state: dict[str, Any] | None
+        self, sample_index: int, name: str, flow: Tensor, info: dict[str, Any], state: dict[str, Any] | None
     ) -> None:
         """Store the prediction before its score, so that no score is without one."""
         self._run.save_prediction(name, flow, info)
         if self._scorer is not None and state is not None:
-            self._scorer.store_pair_metrics(index, state)
+            self._scorer.store_pair_metrics(sample_index, state)

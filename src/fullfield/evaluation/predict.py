@@ -239,14 +239,18 @@ def _estimate_timed(
 
 
 def _get_initial_flow_within_sequence(
-    dataset: FlowDataset, run: PredictionRun, index: int, previous: tuple[int, Tensor] | None, device: torch.device
+    dataset: FlowDataset,
+    run: PredictionRun,
+    sample_index: int,
+    previous: tuple[int, Tensor] | None,
+    device: torch.device,
 ) -> Tensor | None:
     """Return the initial flow; None at the beginning of a sequence."""
-    record = dataset.records[index]
-    last = dataset.records[index - 1] if index else None
+    record = dataset.records[sample_index]
+    last = dataset.records[sample_index - 1] if sample_index else None
     if last is None or last.sequence != record.sequence or last.index + 1 != record.index:
         return None
-    if previous is not None and previous[0] == index - 1:
+    if previous is not None and previous[0] == sample_index - 1:
         flow = previous[1]
     else:
         flow = run.read_prediction(last.name)[0].to(device)

@@ -334,7 +334,7 @@ def _register_pair(method: RegistrationMethod, sample: ScanSample) -> Registrati
         raise InputError(f"{sample.name}: {error}") from error
 
 
-def _measure_and_store_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSample) -> None:
+def _measure_and_store_truth(dataset: ScanDataset, run: ScanRun, sample_index: int, sample: ScanSample) -> None:
     from fullfield.registration.refinement import measure_true_overlap
 
     clouds = sample.source, sample.target
@@ -344,12 +344,12 @@ def _measure_and_store_truth(dataset: ScanDataset, run: ScanRun, index: int, sam
         "moment": compute_mean_outer_product(torch.from_numpy(overlap.points)).tolist(),
         "overlap": overlap.fraction,
     }
-    run.store_truth(sample.name, _checksum_pose_and_overlap_settings(dataset, index), content)
+    run.store_truth(sample.name, _checksum_pose_and_overlap_settings(dataset, sample_index), content)
 
 
-def _checksum_pose_and_overlap_settings(dataset: ScanDataset, index: int) -> str:
+def _checksum_pose_and_overlap_settings(dataset: ScanDataset, sample_index: int) -> str:
     """Return a checksum of the inputs of a pair's truth."""
-    pose = dataset.records[index].truth.numpy().tobytes()
+    pose = dataset.records[sample_index].truth.numpy().tobytes()
     return hashlib.sha256(pose + f"{dataset.reach} {dataset.coarse}".encode()).hexdigest()[:16]
 
 

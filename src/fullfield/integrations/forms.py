@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.handle import Recogniser
+from fullfield.integrations.handle import Recognizer
 from fullfield.nn import CorrelationPyramid, RAFTCorrBlock, SEARAFTCorrBlock
 from fullfield.ops._launching import explain_not_nvidia_gpu
 from fullfield.ops.correlation import correlation_lookup, list_backends
@@ -373,13 +373,13 @@ class BlockBuilder:
 
 
 def _recognize_block(
-    name: str, original: Any, location: str, has_recognised_sibling: bool, backend: str | None
+    name: str, original: Any, location: str, has_recognized_sibling: bool, backend: str | None
 ) -> BlockBuilder:
     signature = parse_signature(original)
     if isinstance(signature, str):
         raise create_unrecognized_error(f"the {name} of {location}", None, ALL_PAIRS, signature)
     on_demand = re.search(_ALTERNATE, name) is not None
-    if has_recognised_sibling and on_demand:
+    if has_recognized_sibling and on_demand:
         return BlockBuilder(original, signature, False, on_demand, backend)
     stops = check_lookup_and_detect_pooling_limit(
         f"the {name} of {location}", None, build_original_lookup(original, signature), may_stop_pooling=True
@@ -387,7 +387,7 @@ def _recognize_block(
     return BlockBuilder(original, signature, stops, on_demand, backend)
 
 
-RECOGNISERS: dict[str, Recogniser] = {
+RECOGNISERS: dict[str, Recognizer] = {
     r"^(?!Alternate|OL).*CorrBlock|^get_corr_block$": _recognize_block,
     _ALTERNATE: _recognize_block,
 }

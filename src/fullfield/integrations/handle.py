@@ -181,19 +181,19 @@ def _pickle_without_patch(self: Any, _: int) -> tuple[Callable[..., Any], tuple[
     return copyreg._reconstructor, (vars(type(self))[_MARK], object, None), _get_pickled_state(self)  # type: ignore[attr-defined]
 
 
-class Recogniser(Protocol):
+class Recognizer(Protocol):
     """Function that returns the replacement of an original, or raises InputError."""
 
     def __call__(
-        self, name: str, original: Any, location: str, has_recognised_sibling: bool, backend: str | None
+        self, name: str, original: Any, location: str, has_recognized_sibling: bool, backend: str | None
     ) -> Any:
         """Return the replacement.
 
-        ``has_recognised_sibling`` is true if the same method reaches another block that was recognised.
+        ``has_recognized_sibling`` is true if the same method reaches another block that was recognised.
         """
 
 
-def find_changes(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], backend: str | None) -> list[Change]:
+def find_changes(model: torch.nn.Module, recognizers: Mapping[str, Recognizer], backend: str | None) -> list[Change]:
     """Return a change for every part whose methods reach a block by a name that one of the patterns matches.
 
     Raises:
@@ -202,7 +202,7 @@ def find_changes(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], 
     changes: list[Change] = []
     recognised: dict[int, Any] = {}
     for module in model.modules():
-        overrides, replaced = _build_overriding_methods(type(module), recognisers, backend, recognised)
+        overrides, replaced = _build_overriding_methods(type(module), recognizers, backend, recognised)
         hidden = next((name for name in overrides if name in vars(module)), None)
         if hidden is not None:
             kind = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -216,7 +216,7 @@ def find_changes(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], 
 
 
 def _build_overriding_methods(
-    kind: type, recognisers: Mapping[str, Recogniser], backend: str | None, recognised: dict[int, Any]
+    kind: type, recognizers: Mapping[str, Recognizer], backend: str | None, recognised: dict[int, Any]
 ) -> tuple[dict[str, FunctionType], list[Replacement]]:
     overrides: dict[str, FunctionType] = {}
     replaced: list[Replacement] = []
@@ -224,14 +224,14 @@ def _build_overriding_methods(
         inner = inspect.unwrap(function)
         if not isinstance(inner, FunctionType):
             inner = function
-        names = _find_block_names(inner, recognisers)
+        names = _find_block_names(inner, recognizers)
         if not names or (hiding is not None and "super" not in hiding.__code__.co_names):
             continue
         where = f"{owner.__module__}.{owner.__qualname__}.{name}"
         if inner is not function or hiding is not None:
             how = "decorated" if hiding is None else "called by a subclass's method of that name"
             raise InputError(f"model: {where} is {how}, so that its {names[0]} cannot be replaced")
-        stand_ins = _build_replacements(inner, names, where, recognisers, backend, recognised)
+        stand_ins = _build_replacements(inner, names, where, recognizers, backend, recognised)
         overrides[name] = _copy_function_with_globals(inner, stand_ins)
         replaced += [Replacement(where, description, str(by)) for description, by in stand_ins.items()]
     return overrides, replaced
@@ -249,7 +249,7 @@ def _iterate_functions(kind: type) -> Iterator[tuple[str, type, FunctionType, Fu
                 first.setdefault(name, value)
 
 
-def _find_block_names(function: FunctionType, recognisers: Mapping[str, Recogniser]) -> list[str]:
+def _find_block_names(function: FunctionType, recognizers: Mapping[str, Recognizer]) -> list[str]:
     """Return the names in its globals by which the function reaches blocks, in the order of the patterns."""
 
     def iterate_names(code: CodeType) -> Iterator[str]:
@@ -259,7 +259,7 @@ def _find_block_names(function: FunctionType, recognisers: Mapping[str, Recognis
                 yield from iterate_names(constant)
 
     names = dict.fromkeys(iterate_names(function.__code__))
-    recognised = [n for pattern in recognisers for n in names if re.search(pattern, n)]
+    recognised = [n for pattern in recognizers for n in names if re.search(pattern, n)]
     return [n for n in dict.fromkeys(recognised) if n in function.__globals__]
 
 
@@ -267,7 +267,7 @@ def _build_replacements(
     function: FunctionType,
     names: list[str],
     location: str,
-    recognisers: Mapping[str, Recogniser],
+    recognizers: Mapping[str, Recognizer],
     backend: str | None,
     recognised: dict[int, Any],
 ) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def _build_replacements(
     for name in names:
         original = function.__globals__[name]
         if id(original) not in recognised:
-            recognise = next(r for pattern, r in recognisers.items() if re.search(pattern, name))
+            recognise = next(r for pattern, r in recognizers.items() if re.search(pattern, name))
             recognised[id(original)] = recognise(name, original, location, bool(stand_ins), backend)
         stand_ins[name] = recognised[id(original)]
     return stand_ins

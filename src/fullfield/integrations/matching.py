@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.integrations.forms import cast_features_for_autocast, check_results_equal
-from fullfield.integrations.handle import Change, Recogniser, Replacement
+from fullfield.integrations.handle import Change, Recognizer, Replacement
 from fullfield.nn import FlowPropagation
 from fullfield.ops.matching import global_matching, local_matching
 from fullfield.ops.matching.api import compute_attention
@@ -31,10 +31,10 @@ class _DescribedReplacement:
         return "fullfield's matching in linear memory"
 
 
-def _build_recogniser(
+def _build_recognizer(
     replacement: Callable[..., Any], compute_both_results: Callable[[Any], tuple[Tensor, Tensor]]
-) -> Recogniser:
-    def recognise(name: str, original: Any, location: str, has_recognised_sibling: bool, backend: str | None) -> Any:  # noqa: ARG001
+) -> Recognizer:
+    def recognise(name: str, original: Any, location: str, has_recognized_sibling: bool, backend: str | None) -> Any:  # noqa: ARG001
         check_results_equal(f"the {name} of {location}", None, _OPERATOR, lambda: compute_both_results(original))
         return _DescribedReplacement(replacement)
 
@@ -231,12 +231,12 @@ def build_propagation_change(name: str, module: Any, backend: str | None) -> Cha
 
 
 RECOGNISERS = {
-    "^global_correlation_softmax$": _build_recogniser(_match_globally, _match_globally_with_original_and_ours),
-    "^local_correlation_softmax$": _build_recogniser(_match_locally, _match_locally_with_original_and_ours),
-    "^single_head_full_attention$": _build_recogniser(compute_attention, _attend_fully_with_original_and_ours),
-    "^single_head_split_window_attention$": _build_recogniser(
+    "^global_correlation_softmax$": _build_recognizer(_match_globally, _match_globally_with_original_and_ours),
+    "^local_correlation_softmax$": _build_recognizer(_match_locally, _match_locally_with_original_and_ours),
+    "^single_head_full_attention$": _build_recognizer(compute_attention, _attend_fully_with_original_and_ours),
+    "^single_head_split_window_attention$": _build_recognizer(
         _attend_in_windows, _attend_in_windows_with_original_and_ours
     ),
-    "^generate_shift_window_attn_mask$": _build_recogniser(_return_no_mask, _build_mask_with_original_and_ours),
+    "^generate_shift_window_attn_mask$": _build_recognizer(_return_no_mask, _build_mask_with_original_and_ours),
 }
 """Recognisers by the names under which methods reach the functions."""

@@ -110,11 +110,11 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
             raise InputError(
                 f"model: ptlflow's {type(module).__name__} has no correlation that is known ({support.note})"
             )
-    recognisers = {**_RECOGNISERS, **ptlflow.get_recognisers_by_attribute_pattern(model)}
+    recognizers = {**_RECOGNISERS, **ptlflow.get_recognisers_by_attribute_pattern(model)}
     changes = [
         *_find_changes_by_method_names(model, backend),
         *windows.find_sampler_changes(model, backend),
-        *find_changes(model, recognisers, backend),
+        *find_changes(model, recognizers, backend),
     ]
     changed_ids = [id(change.target) for change in changes]
     for name, module in model.named_modules():

@@ -22,7 +22,7 @@ from fullfield.integrations.forms import (
     choose_backend,
     has_level_within_window,
 )
-from fullfield.integrations.handle import Change, Recogniser
+from fullfield.integrations.handle import Change, Recognizer
 from fullfield.nn import local_correlation_with_flow
 from fullfield.ops._positions import create_pixel_grid
 
@@ -131,7 +131,7 @@ def find_model_support(model: object) -> ModelSupport | None:
     return next((s for s in SUPPORT if any(name in s.models for name in names)), None)
 
 
-def get_recognisers_by_attribute_pattern(model: torch.nn.Module) -> dict[str, Recogniser]:
+def get_recognisers_by_attribute_pattern(model: torch.nn.Module) -> dict[str, Recognizer]:
     """Return recognisers by the names under which methods of ptlflow's models reach other blocks than RAFT's."""
     return {"^local_correlation_with_flow$": _recognize_unimatch} if getattr(model, "reg_refine", False) else {}
 
@@ -140,7 +140,7 @@ def _recognize_unimatch(
     name: str,
     original: Any,
     location: str,
-    has_recognised_sibling: bool,  # noqa: ARG001
+    has_recognized_sibling: bool,  # noqa: ARG001
     backend: str | None,
 ) -> Any:
     def run_original(fmap1: Tensor, fmap2: Tensor, coords: Tensor, _: int, radius: int) -> Tensor:

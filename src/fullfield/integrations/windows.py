@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.integrations.forms import check_results_equal, choose_backend, create_unrecognized_error
-from fullfield.integrations.handle import Change, Recogniser, Replacement
+from fullfield.integrations.handle import Change, Recognizer, Replacement
 from fullfield.ops.spatial_correlation import spatial_correlation
 from fullfield.ops.spatial_correlation.protocol import BACKENDS
 
@@ -89,7 +89,7 @@ def _build_cost_volume_replacement(
     name: str,
     original: Any,
     location: str,
-    has_recognised_sibling: bool,  # noqa: ARG001
+    has_recognized_sibling: bool,  # noqa: ARG001
     backend: str | None,
 ) -> Any:
     def run_original(one: Tensor, two: Tensor) -> Tensor:
@@ -122,5 +122,5 @@ def _check_correlations_equal(
     check_results_equal(subject, original_class, _OPERATOR, compute_both_results)
 
 
-RECOGNISERS: dict[str, Recogniser] = {"^compute_cost_volume$": _build_cost_volume_replacement}
-"""Recogniser of the name under which IRR-PWC's method reaches its function."""
+RECOGNISERS: dict[str, Recognizer] = {"^compute_cost_volume$": _build_cost_volume_replacement}
+"""Recognizer of the name under which IRR-PWC's method reaches its function."""

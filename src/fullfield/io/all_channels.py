@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.io.channels import (
-    ColourChannels,
+    ColorChannels,
     describe_nonfinite_pixels,
-    find_colour_channels,
+    find_color_channels,
     require_uint8_or_uint16_if_integer,
 )
 from fullfield.io.files import PathLike, write_atomically
@@ -69,7 +69,7 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
         picture = ChannelPicture(torch.from_numpy(planes), names, "float")
         return _zero_nonfinite_and_mark_valid(where, picture, [*range(len(names))], None, mask)
     with open_source(where) as source:
-        part, indices = _choose_colour_part(source)
+        part, indices = _choose_color_part(source)
         spec = part.spec
         if spec.deep:
             raise InputError(f"{where}: holds deep data (several samples a pixel); flatten it first")
@@ -98,14 +98,14 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
 def _zero_nonfinite_and_mark_valid(
     path: Path,
     picture: ChannelPicture,
-    colour_and_alpha_indices: list[int],
+    color_and_alpha_indices: list[int],
     source: ImageSource | None,
     mask: str | None,
     stored_box: Box | None = None,
 ) -> ChannelPicture:
     """Return the picture with what is known of it; values that are not finite become 0, in place.
 
-    The channels ``colour_and_alpha_indices``, colour and alpha, become 0 together, and the pixel is unknown. Others,
+    The channels ``color_and_alpha_indices``, colour and alpha, become 0 together, and the pixel is unknown. Others,
     such as a depth that is infinite in the sky, say nothing of the colour.
     """
     height, width = picture.pixels.shape[-2:]
@@ -119,8 +119,8 @@ def _zero_nonfinite_and_mark_valid(
     dead_values = ~np.isfinite(values)
     note = ""
     if dead_values.any():
-        dead = dead_values[colour_and_alpha_indices].any(axis=0)
-        dead_values[colour_and_alpha_indices] = dead
+        dead = dead_values[color_and_alpha_indices].any(axis=0)
+        dead_values[color_and_alpha_indices] = dead
         values[dead_values] = 0
         valid_mask &= ~dead
         if dead.any():
@@ -141,13 +141,13 @@ def _add_alpha_indices(channels: tuple[str, ...], indices: list[int]) -> list[in
     return sorted({*indices, *alphas})
 
 
-def _choose_colour_part(source: ImageSource) -> ColourChannels:
+def _choose_color_part(source: ImageSource) -> ColorChannels:
     """Return the part in colour, or the first one with all its channels where none is (depth, masks)."""
     first = source.get_first_part()
     try:
-        return find_colour_channels(source, None, None)
+        return find_color_channels(source, None, None)
     except InputError:
-        return ColourChannels(first, [*range(len(first.channels))])
+        return ColorChannels(first, [*range(len(first.channels))])
 
 
 def write_all_channels(path: PathLike, picture: ChannelPicture) -> None:
@@ -170,7 +170,7 @@ def write_all_channels(path: PathLike, picture: ChannelPicture) -> None:
     attributes: dict[str, str | int | float] = {} if suffix == ".png" else {"compression": "zip"}
     others = [index for index in range(len(picture.channels)) if index != picture.alpha]
     if suffix == ".exr" and is_integer:
-        _convert_srgb_to_linear(planes, others, picture.alpha)
+        _convert_srgb_to_linear_in_place(planes, others, picture.alpha)
     elif suffix != ".exr" and picture.alpha is not None:
         alpha = planes[picture.alpha]
         planes[others] = np.where(alpha > 0, planes[others] / np.where(alpha > 0, alpha, 1), 0)
@@ -188,9 +188,9 @@ def write_all_channels(path: PathLike, picture: ChannelPicture) -> None:
         write_and_verify_picture(temporary, kind, pixels, picture.channels, header)
 
 
-def _convert_srgb_to_linear(planes: NDArray[np.float32], colour_indices: list[int], alpha: int | None) -> None:
+def _convert_srgb_to_linear_in_place(planes: NDArray[np.float32], color_indices: list[int], alpha: int | None) -> None:
     """Convert sRGB-encoded colour, multiplied by alpha, to light multiplied by alpha, in place."""
     over = np.ones_like(planes[0]) if alpha is None else planes[alpha]
-    colour = (planes[colour_indices] / np.where(over > 0, over, 1)).astype(np.float32)
+    colour = (planes[color_indices] / np.where(over > 0, over, 1)).astype(np.float32)
     decode_srgb_in_place(colour)
-    planes[colour_indices] = colour * over
+    planes[color_indices] = colour * over

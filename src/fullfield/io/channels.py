@@ -24,7 +24,7 @@ _DATA = re.compile(
 _EYES = {"left": "left", "right": "right", "l": "left", "r": "right"}
 
 
-class ColourChannels(NamedTuple):
+class ColorChannels(NamedTuple):
     """Part of a file, and its colour channels: three, or one if it is grey."""
 
     part: ImagePart
@@ -65,7 +65,7 @@ def _split_name_into_lowercase_words(name: str) -> list[str]:
     return [word for word in re.split(r"[._\-/: ]+", name.lower()) if word]
 
 
-def find_colour_channels(source: ImageSource, part: int | str | None, layer: str | None) -> ColourChannels:
+def find_color_channels(source: ImageSource, part: int | str | None, layer: str | None) -> ColorChannels:
     """Return the part to read and its colour channels.
 
     A part or layer that is not named is chosen by its name: ``C``, ``rgba``, ``beauty`` and others that renderers give
@@ -76,7 +76,7 @@ def find_colour_channels(source: ImageSource, part: int | str | None, layer: str
     candidates: list[_Candidate] = []
     for listed in [source.find_part(part)] if part is not None else source.iterate_parts():
         seen.append(listed)
-        candidates += _list_colour_candidates(source, listed, layer)
+        candidates += _list_color_candidates(source, listed, layer)
         if candidates and source.kind != "openexr":
             break
     candidates = [candidate for candidate in candidates if not candidate.part.spec.deep] or candidates
@@ -102,10 +102,10 @@ def find_colour_channels(source: ImageSource, part: int | str | None, layer: str
             f"{source.path}: the colour is stored as luminance and chroma (Y, RY, BY), which is not "
             "supported; convert it to R, G, B"
         )
-    return ColourChannels(selected.part, selected.indices)
+    return ColorChannels(selected.part, selected.indices)
 
 
-def _list_colour_candidates(source: ImageSource, part: ImagePart, layer: str | None) -> list[_Candidate]:
+def _list_color_candidates(source: ImageSource, part: ImagePart, layer: str | None) -> list[_Candidate]:
     """Return the layers of a part that hold colour; only ``layer`` where it is given."""
     grouped = group_channels_by_layer(part.channels)
     candidates = []

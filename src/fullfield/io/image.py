@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, check_choice, check_has_values, check_path, require
-from fullfield.io.channels import describe_nonfinite_pixels, find_colour_channels, require_uint8_or_uint16_if_integer
+from fullfield.io.channels import describe_nonfinite_pixels, find_color_channels, require_uint8_or_uint16_if_integer
 from fullfield.io.files import PathLike, check_display_window_size, write_atomically
 from fullfield.io.flow_formats import Mask, plain
 from fullfield.io.masks import read_mask
@@ -27,7 +27,7 @@ from fullfield.io.oiio import (
     check_name_is_utf8,
     detect_format_and_size,
     group_channels_by_layer,
-    list_metadata_without_colour,
+    list_metadata_without_color,
     open_source,
     write_and_verify_picture,
 )
@@ -135,8 +135,8 @@ class FrameReader:
             _apply_display_curve(where, choose_display_curve_if_needed(self.transfer, "linear"), pixels.planes)
             return self._assemble_frame(where, pixels, None, None, ())
         with open_source(where) as source:
-            part, colour = find_colour_channels(source, self.part, self.layer)
-            metadata = list_metadata_without_colour(source, part.index)
+            part, colour = find_color_channels(source, self.part, self.layer)
+            metadata = list_metadata_without_color(source, part.index)
             if kind == "openexr":
                 pixels = _read_display_pixels(source, part, colour, self)
                 return self._assemble_frame(where, pixels, source, part.window, metadata)
@@ -184,7 +184,7 @@ def read_frame_window(path: PathLike, *, part: int | str | None = None, layer: s
         full_box = (0, 0, *plain.read_pfm_size(where))
         return FrameWindow(full_box, full_box)
     with open_source(where) as source:
-        selected, _ = find_colour_channels(source, part, layer)
+        selected, _ = find_color_channels(source, part, layer)
         if kind == "openexr":
             return selected.window
         width, height = selected.spec.width, selected.spec.height

@@ -516,10 +516,10 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
     if detect_format_and_size(where)[0] not in _KINDS:
         return ()
     with open_source(where) as source:
-        return list_metadata_without_colour(source, part)
+        return list_metadata_without_color(source, part)
 
 
-def list_metadata_without_colour(source: ImageSource, part: int | str | None = None) -> tuple[Attribute, ...]:
+def list_metadata_without_color(source: ImageSource, part: int | str | None = None) -> tuple[Attribute, ...]:
     """Return the entries of :func:`read_metadata` from an open file."""
     if source.kind not in _KINDS:
         return ()

@@ -88,7 +88,9 @@ def _convert_fields_to_arrays(cloud: PointCloud) -> PointCloud:
     points = build_cloud_from_array(_to_array(cloud.points, "cloud.points"), "cloud.points")
     if points.attributes:
         raise InputError(f"cloud.points: expected [N, 3], got {list(cloud.points.shape)}")
-    colors, normals = (_get_colors_or_normals(cloud, field, len(points), "cloud") for field in ("colors", "normals"))
+    colors, normals = (
+        _check_and_get_colors_or_normals(cloud, field, len(points), "cloud") for field in ("colors", "normals")
+    )
     attributes = {}
     for key, values_ in cloud.attributes.items():
         name = f"cloud.attributes[{key!r}]"
@@ -113,7 +115,9 @@ def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
         return read_point_cloud(value)
     if hasattr(value, "points"):
         points = build_cloud_from_array(_to_array(value.points, f"{name}.points"), f"{name}.points")
-        colors, normals = (_get_colors_or_normals(value, field, len(points), name) for field in ("colors", "normals"))
+        colors, normals = (
+            _check_and_get_colors_or_normals(value, field, len(points), name) for field in ("colors", "normals")
+        )
         return PointCloud(points.points, colors, normals, points.attributes)
     return build_cloud_from_array(_to_array(value, name), name)
 
@@ -128,14 +132,14 @@ def _to_array(value: Any, name: str) -> NDArray[Any]:
         raise InputError(f"{name}: expected a file, an array or a point cloud, got {describe_value(value)}") from None
 
 
-def _get_colors_or_normals(value: Any, field: str, count: int, name: str) -> NDArray[Any] | None:
+def _check_and_get_colors_or_normals(value: Any, field: str, point_count: int, name: str) -> NDArray[Any] | None:
     """Return the colours or normals of a cloud-like object as an array [count, 3]; None where it has none."""
     values = getattr(value, field, None)
     array = None if values is None else _to_array(values, f"{name}.{field}")
     if array is None or not len(array):
         return None
-    if array.shape != (count, 3):
-        raise InputError(f"{name}.{field}: expected [{count}, 3], got {list(array.shape)}")
+    if array.shape != (point_count, 3):
+        raise InputError(f"{name}.{field}: expected [{point_count}, 3], got {list(array.shape)}")
     return array
 
 

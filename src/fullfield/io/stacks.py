@@ -28,7 +28,7 @@ def count_pictures(path: PathLike) -> int:
         return 1
 
 
-def read_picture_of_stack(path: PathLike, index: int, transfer: str | None = None) -> Tensor:
+def read_picture_of_stack(path: PathLike, picture_index: int, transfer: str | None = None) -> Tensor:
     """Return one picture, counted from 0, as :func:`fullfield.io.read_frame` does: float32 [C, H, W].
 
     Pages of a TIFF are read as they are. Pictures of an animation are composed as a viewer shows them, without alpha.
@@ -38,14 +38,14 @@ def read_picture_of_stack(path: PathLike, index: int, transfer: str | None = Non
     """
     where = Path(path)
     if where.suffix.lower() in (".tif", ".tiff"):
-        return read_frame(where, part=index, transfer=transfer or "auto")
+        return read_frame(where, part=picture_index, transfer=transfer or "auto")
     if transfer not in (None, "auto", "srgb"):
         raise InputError(f"transfer: expected srgb for an animation, got {transfer!r}")
     require_nonempty_file(where)
     from PIL import Image
 
-    reason = f"cannot read picture {index}"
+    reason = f"cannot read picture {picture_index}"
     with raise_as_input_errors(where, reason, OSError, ValueError, SyntaxError, EOFError), Image.open(where) as image:
-        image.seek(index)
+        image.seek(picture_index)
         pixels = np.asarray(image.convert("RGB"))
     return torch.from_numpy(pixels.astype(np.float32).transpose(2, 0, 1) / 255)

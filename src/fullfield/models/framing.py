@@ -147,14 +147,14 @@ def resample_flow_to_cells(
     own_height, own_width = flow.shape[-2:]
     rows, columns = padding.count_feature_cells(height, width)
     if (own_height, own_width, *padding) != (rows, columns, 0, 0, 0, 0):
-        flow = _sample_at_cell_centres(flow, -2, rows, padding.top, own_height / height)
-        flow = _sample_at_cell_centres(flow, -1, columns, padding.left, own_width / width)
+        flow = _sample_at_cell_centers(flow, -2, rows, padding.top, own_height / height)
+        flow = _sample_at_cell_centers(flow, -1, columns, padding.left, own_width / width)
     x = width / (own_width * STRIDE)
     y = height / (own_height * STRIDE)
     return torch.cat((flow[:, :1] * x, flow[:, 1:] * y), 1)
 
 
-def _sample_at_cell_centres(field: Tensor, dim: int, cells: int, before: int, scale: float) -> Tensor:
+def _sample_at_cell_centers(field: Tensor, dim: int, cells: int, before: int, scale: float) -> Tensor:
     """Sample ``field`` along ``dim`` at the centres of ``cells`` cells that begin ``before`` pixels outside."""
     last = field.shape[dim] - 1
     centres = torch.arange(cells, device=field.device, dtype=torch.float32) * STRIDE + (0.5 * STRIDE - before)

@@ -57,19 +57,19 @@ def explain_not_nvidia_gpu(device: torch.device) -> str | None:
 
 
 @functools.cache
-def _get_rocm_name(index: int) -> str:
-    return torch.cuda.get_device_name(index) if torch.cuda.is_available() else "an AMD GPU"
+def _get_rocm_name(device_index: int) -> str:
+    return torch.cuda.get_device_name(device_index) if torch.cuda.is_available() else "an AMD GPU"
 
 
 @functools.cache
-def _explain_unsupported_gpu(index: int) -> str | None:
+def _explain_unsupported_gpu(device_index: int) -> str | None:
     if not torch.cuda.is_available():
         return "no NVIDIA GPU or driver was found"
-    return _explain_too_old_gpu(index, OLDEST) or nvrtc.explain_missing_nvrtc()
+    return _explain_too_old_gpu(device_index, OLDEST) or nvrtc.explain_missing_nvrtc()
 
 
-def _explain_too_old_gpu(index: int, oldest: tuple[int, int], purpose: str = "") -> Missing | None:
-    capability = torch.cuda.get_device_capability(index)
+def _explain_too_old_gpu(device_index: int, oldest: tuple[int, int], purpose: str = "") -> Missing | None:
+    capability = torch.cuda.get_device_capability(device_index)
     if capability >= oldest:
         return None
     return Missing(f"needs compute capability {oldest[0]}.{oldest[1]}{purpose}, got {capability[0]}.{capability[1]}")
@@ -123,12 +123,12 @@ class GpuProperties:
 
 
 @functools.cache
-def get_gpu_properties(index: int) -> GpuProperties:
+def get_gpu_properties(device_index: int) -> GpuProperties:
     """Return the GPU with this number."""
-    about = torch.cuda.get_device_properties(index)
+    about = torch.cuda.get_device_properties(device_index)
     arch = nvrtc.load_nvrtc().choose_compilation_target((about.major, about.minor))
     shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
-    return GpuProperties(index, about.name, arch, about.multi_processor_count, shared)
+    return GpuProperties(device_index, about.name, arch, about.multi_processor_count, shared)
 
 
 def get_device_gpu_properties(device: torch.device) -> GpuProperties:
@@ -251,19 +251,21 @@ class Launch:
 _KERNELS: dict[tuple[Any, KernelSource, int], LoadedKernels] = {}
 
 
-def load_kernels(libraries: LibraryCache, source: KernelSource, index: int) -> LoadedKernels:
+def load_kernels(libraries: LibraryCache, source: KernelSource, device_index: int) -> LoadedKernels:
     """Return a source's kernels, compiled and loaded at the first call."""
-    loaded = _KERNELS.get((libraries, source, index))
-    return load_several_kernels(libraries, [source], index)[0] if loaded is None else loaded
+    loaded = _KERNELS.get((libraries, source, device_index))
+    return load_several_kernels(libraries, [source], device_index)[0] if loaded is None else loaded
 
 
-def load_several_kernels(libraries: LibraryCache, sources: Sequence[KernelSource], index: int) -> list[LoadedKernels]:
+def load_several_kernels(
+    libraries: LibraryCache, sources: Sequence[KernelSource], device_index: int
+) -> list[LoadedKernels]:
     """Return :func:`load_kernels` of each source; compile together what is not compiled yet."""
-    with nullcontext() if current_device() == index else torch.cuda.device(index):
-        loaded = libraries.load(sources, get_gpu_properties(index).arch, index)
+    with nullcontext() if current_device() == device_index else torch.cuda.device(device_index):
+        loaded = libraries.load(sources, get_gpu_properties(device_index).arch, device_index)
     for source, library in zip(sources, loaded, strict=True):
-        _KERNELS.setdefault((libraries, source, index), LoadedKernels(library, index))
-    return [_KERNELS[libraries, source, index] for source in sources]
+        _KERNELS.setdefault((libraries, source, device_index), LoadedKernels(library, device_index))
+    return [_KERNELS[libraries, source, device_index] for source in sources]
 
 
 def build_batch_structure(params_type: type[ctypes.Structure]) -> Any:

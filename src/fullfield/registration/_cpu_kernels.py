@@ -42,12 +42,12 @@ def _count_row_capacity(offsets, first, last):
 
 
 @_jit
-def _copy_and_pad_neighbors(indices, start, count, i, row):
-    """Copy a point's neighbours into ``row``, padded to whole vectors with the point itself."""
+def _copy_and_pad_neighbors(indices, start, count, i, row_out):
+    """Copy a point's neighbours into ``row_out``, padded to whole vectors with the point itself."""
     for n in range(count):
-        row[n] = indices[start + n]
+        row_out[n] = indices[start + n]
     while count % LANES:
-        row[count] = i
+        row_out[count] = i
         count += 1
     return count
 
@@ -90,10 +90,11 @@ def _select(condition, number, otherwise):
 
 
 @_jit
-def compute_pair_histograms(surface, offsets, indices, histograms, first, last):
+def compute_pair_histograms(surface, offsets, indices, histograms_out, first, last):
     """Fill three histograms of each point's pairs with its neighbours; each sums to 1, or to 0 without any pair.
 
-    ``surface`` is as for :func:`_compute_distances_directions_normals`; ``histograms`` has rows of :data:`ROW` numbers.
+    ``surface`` is as for :func:`_compute_distances_directions_normals`; ``histograms_out`` has rows of :data:`ROW`
+    numbers.
     """
     capacity = _count_row_capacity(offsets, first, last)
     row, bins, bin_counts = (
@@ -131,7 +132,7 @@ def compute_pair_histograms(surface, offsets, indices, histograms, first, last):
             bin_counts[np.uintp(bins[n])] += 1
         pairs = np.float32(max(count - bin_counts[3 * BINS] // 3, 1))
         for k in range(3 * BINS):
-            histograms[i, k] = np.float32(bin_counts[k]) / pairs
+            histograms_out[i, k] = np.float32(bin_counts[k]) / pairs
 
 
 @_jit
@@ -231,8 +232,8 @@ def _add_moments(offsets, count, limit, close_sums, full_sums):
 
 
 @_jit
-def compute_local_surfaces(points, queries, offsets, indices, radius, normals, shapes, first, last):
-    """Fill the normal of the plane through each query's neighbours and, unless ``shapes`` is empty, the shape.
+def compute_local_surfaces(points, queries, offsets, indices, radius, normals_out, shapes_out, first, last):
+    """Fill the normal of the plane through each query's neighbours and, unless ``shapes_out`` is empty, the shape.
 
     See descriptors.surfaces; ``radius`` limits the neighbours of the shape.
     """
@@ -251,8 +252,8 @@ def compute_local_surfaces(points, queries, offsets, indices, radius, normals, s
         _add_moments(displacements, count, limit, close_sums, full_sums)
         smallest = _compute_principal_axes_from_moments(full_sums, a, v)
         for k in range(3):
-            normals[i, k] = v[k, smallest]
-        if len(shapes) == 0:
+            normals_out[i, k] = v[k, smallest]
+        if len(shapes_out) == 0:
             continue
         smallest = _compute_principal_axes_from_moments(close_sums, a, v)
         low, high = a[smallest, smallest], max(a[0, 0], a[1, 1], a[2, 2])
@@ -260,14 +261,14 @@ def compute_local_surfaces(points, queries, offsets, indices, radius, normals, s
         for k in range(3):
             height += close_sums[k] * v[k, smallest]
         middle, largest = np.sqrt(max(total - low - high, 0.0)), max(np.sqrt(high), 1e-6)
-        shapes[i, 0] = 3.0 * low / max(total, 1e-12)
-        shapes[i, 1] = (middle - np.sqrt(low)) / largest
-        shapes[i, 2] = (np.sqrt(high) - middle) / largest
-        shapes[i, 3] = abs(height) / radius
+        shapes_out[i, 0] = 3.0 * low / max(total, 1e-12)
+        shapes_out[i, 1] = (middle - np.sqrt(low)) / largest
+        shapes_out[i, 2] = (np.sqrt(high) - middle) / largest
+        shapes_out[i, 3] = abs(height) / radius
 
 
 @_jit
-def sort_neighbors_by_cell(surface, offsets, indices, edges, bits, counts, entries, first, last):
+def sort_neighbors_by_cell(surface, offsets, indices, edges, bits, counts_out, entries_out, first, last):
     """Sort each point's neighbours, itself left out, by kernel cell (learned_network.pair_cells), and count each cell.
 
     ``edges``: between two rings, elevations (sines) and bends (cosines), one after the other. An entry is
@@ -277,7 +278,7 @@ def sort_neighbors_by_cell(surface, offsets, indices, edges, bits, counts, entri
     row, own, positions = (
         np.empty(capacity, np.int32),
         np.empty(capacity, np.int32),
-        np.empty(counts.shape[1], np.int64),
+        np.empty(counts_out.shape[1], np.int64),
     )
     zero, one, two = splat(np.float32(0.0)), splat(np.float32(1.0)), splat(np.float32(2.0))
     three, five = splat(np.float32(3.0)), splat(np.float32(5.0))
@@ -306,27 +307,27 @@ def sort_neighbors_by_cell(surface, offsets, indices, edges, bits, counts, entri
         for n in range(np.uintp(count)):
             positions[np.uintp(own[n])] += row[n] != i
         start = row_start - i  # a row less, its own entry, for each point before
-        for cell in range(counts.shape[1]):
-            counts[i, cell] = positions[cell]
+        for cell in range(counts_out.shape[1]):
+            counts_out[i, cell] = positions[cell]
             start, positions[cell] = start + positions[cell], start
         for n in range(np.uintp(count)):
             cell = np.uintp(own[n])
             if row[n] != i:
-                entries[np.uintp(positions[cell])] = np.uint32(cell << np.uintp(bits) | np.uintp(row[n]))
+                entries_out[np.uintp(positions[cell])] = np.uint32(cell << np.uintp(bits) | np.uintp(row[n]))
                 positions[cell] += 1
 
 
 @_jit
-def compute_ring_means_and_shares(features, counts, rows, entries, bits, rings, properties, first, last):
+def compute_ring_means_and_shares(features, counts, rows, entries, bits, rings, properties_out, first, last):
     """Fill each point's unlearned properties: features, their means over ``rings``, square roots of the cells' shares.
 
     ``features`` has rows of :data:`ROW` numbers; the rest as :func:`sort_neighbors_by_cell` fills it.
     """
-    width, cells = (properties.shape[1] - counts.shape[1]) // (rings + 1), counts.shape[1]
+    width, cells = (properties_out.shape[1] - counts.shape[1]) // (rings + 1), counts.shape[1]
     values, total, zero = features.reshape(-1), np.empty(ROW, np.float32), splat(np.float32(0.0))
     index, at = np.uint32((1 << bits) - 1), np.uintp(rows[first])
     for i in range(first, last):
-        properties[i, :width] = features[i, :width]
+        properties_out[i, :width] = features[i, :width]
         for ring in range(rings):
             count = np.float32(0.0)
             for cell in range(ring * cells // rings, (ring + 1) * cells // rings):
@@ -344,10 +345,10 @@ def compute_ring_means_and_shares(features, counts, rows, entries, bits, rings, 
             store(total, LANES, b)
             store(total, 2 * LANES, c)
             for k in range(width):
-                properties[i, (ring + 1) * width + k] = total[k] / max(count, np.float32(1.0))
+                properties_out[i, (ring + 1) * width + k] = total[k] / max(count, np.float32(1.0))
         total_count = np.float32(max(rows[i + 1] - rows[i], 1))
         for cell in range(cells):
-            properties[i, (rings + 1) * width + cell] = np.sqrt(counts[i, cell] / total_count)
+            properties_out[i, (rings + 1) * width + cell] = np.sqrt(counts[i, cell] / total_count)
 
 
 _i = types.intp

@@ -109,9 +109,9 @@ def describe_surfaces(points: Floats, queries: Floats, radius: float, near: floa
 kernels = KernelModule(f"{__package__}._cpu_kernels", "descriptor kernels")
 
 
-def run_in_parallel(count: int, task: Any) -> None:
+def run_in_parallel(item_count: int, task: Any) -> None:
     """Run ``task(first row, last row)`` on all threads."""
-    run_task_on_ranges(count, _GRAIN, torch.get_num_threads(), task)
+    run_task_on_ranges(item_count, _GRAIN, torch.get_num_threads(), task)
 
 
 def compute_fpfh_histograms(

@@ -282,7 +282,7 @@ def _compute_rounded_box_distance(sides: Sequence[Tensor], corner: float) -> Ten
     return torch.hypot(x.clamp(min=0), y.clamp(min=0)) + torch.maximum(x, y).clamp(max=0) - corner
 
 
-def _list_pixel_centres(width: int, rows: slice) -> Tensor:
+def _list_pixel_centers(width: int, rows: slice) -> Tensor:
     """Return the pixel centres (x, y) of some rows, ``[2, N]``."""
     y = torch.arange(rows.start, rows.stop, dtype=torch.float64)
     x = torch.arange(width, dtype=torch.float64)
@@ -298,7 +298,7 @@ def _compute_truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[T
     """Return the motion of the visible layer at each pixel centre of frame 1, and whether it is hidden in frame 2."""
     flow, occluded = torch.empty(2, height, width, dtype=torch.float32), torch.empty(height, width, dtype=torch.bool)
     for rows in _split_into_row_blocks(height, width):
-        points = _list_pixel_centres(width, rows)
+        points = _list_pixel_centers(width, rows)
         motion = layers[0].compute_motion(points)
         order = torch.zeros(points.shape[1], dtype=torch.int64)
         for index, layer in enumerate(layers[1:], 1):
@@ -317,7 +317,7 @@ def _compute_truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[T
 def _render_frame(layers: Sequence[_Layer], height: int, width: int, *, second: bool) -> Tensor:
     frame = torch.empty(3, height, width, dtype=torch.float32)
     for rows in _split_into_row_blocks(height, width):
-        grid = _list_pixel_centres(width, rows)
+        grid = _list_pixel_centers(width, rows)
         image = layers[0].color(layers[0].compute_origin(grid) if second else grid)
         for layer in layers[1:]:
             points = layer.compute_origin(grid) if second else grid

@@ -120,7 +120,7 @@ class SyntheticShot:
             self._bodies.append(self._draw_body(index, palettes[1 + index % (len(palettes) - 1)], draw, generator))
 
     def _draw_body(
-        self, index: int, palette: int, draw: Callable[[float, float], float], generator: torch.Generator
+        self, body_index: int, palette: int, draw: Callable[[float, float], float], generator: torch.Generator
     ) -> _Body:
         side, turn = min(self.height, self.width), 2 * math.pi
         radius = draw(0.1, 0.2) * side
@@ -130,14 +130,14 @@ class SyntheticShot:
         spin, sway, growth = draw(-1.2, 1.2), draw(0, 0.4), draw(-0.2, 0.3)
         return _Body(
             draw_texture(
-                1 + index % (_STYLES - 1),
+                1 + body_index % (_STYLES - 1),
                 palette,
                 0.5 * radius,
                 torch.zeros(2, dtype=torch.float64),
                 generator,
             ),
             radius,
-            2 + index % 4,
+            2 + body_index % 4,
             lambda time: (
                 x + swing_x * math.cos(turn * cycles * time + phase),
                 y + swing_y * math.sin(turn * cycles * time + phase),
@@ -146,12 +146,12 @@ class SyntheticShot:
             lambda time: 1 + growth * math.sin(math.pi * time),
         )
 
-    def render_frame(self, index: int) -> Tensor:
+    def render_frame(self, frame_index: int) -> Tensor:
         """Return a frame [3, H, W] float32 in [0, 1], display-referred."""
         grid = self._build_pixel_grid()
-        instants = self._compute_exposure_times(index)
+        instants = self._compute_exposure_times(frame_index)
         image = torch.stack([self._render_at_time(grid, instant) for instant in instants]).mean(0)
-        gain = 1 + self._light * math.sin(2 * math.pi * index / max(self.frames - 1, 1))
+        gain = 1 + self._light * math.sin(2 * math.pi * frame_index / max(self.frames - 1, 1))
         return (image * gain).clamp(0, 1).view(3, self.height, self.width).float()
 
     def compute_truth(self, first: int, second: int) -> ShotTruth:
@@ -168,14 +168,14 @@ class SyntheticShot:
         shape = self.height, self.width
         return ShotTruth((target - grid).view(2, *shape).float(), visible.view(shape))
 
-    def _compute_frame_time(self, index: float) -> float:
-        return index / max(self.frames - 1, 1)
+    def _compute_frame_time(self, frame_index: float) -> float:
+        return frame_index / max(self.frames - 1, 1)
 
-    def _compute_exposure_times(self, index: int) -> list[float]:
+    def _compute_exposure_times(self, frame_index: int) -> list[float]:
         if self._shutter <= 0:
-            return [self._compute_frame_time(index)]
+            return [self._compute_frame_time(frame_index)]
         count = 5
-        return [self._compute_frame_time(index + self._shutter * ((k + 0.5) / count - 0.5)) for k in range(count)]
+        return [self._compute_frame_time(frame_index + self._shutter * ((k + 0.5) / count - 0.5)) for k in range(count)]
 
     def _build_pixel_grid(self) -> Tensor:
         y = torch.arange(self.height, dtype=torch.float64)

@@ -129,8 +129,8 @@ def choose_max_motion(flow: Tensor, valid: Tensor | None, max_motion: float | No
     return float(max_motion)
 
 
-def _look_up_colors(table: Tensor, index: Tensor) -> Tensor:
-    return table.index_select(0, index.flatten()).reshape(index.shape)
+def _look_up_colors(table: Tensor, indices: Tensor) -> Tensor:
+    return table.index_select(0, indices.flatten()).reshape(indices.shape)
 
 
 class FlowColors:

@@ -196,21 +196,23 @@ def _check_variable_length_records(
     path: Path,
     file: IO[bytes],
     byte_range: tuple[int, int],
-    count: int,
+    record_count: int,
     header_bytes: int,
     length_field: tuple[str, int],
 ) -> None:
-    """Go through ``count`` variable-length records, which must end within ``byte_range``."""
+    """Go through ``record_count`` variable-length records, which must end within ``byte_range``."""
     at, end = byte_range
-    if count * header_bytes > end - at:
+    if record_count * header_bytes > end - at:
         raise InputError(
-            f"{path}: the header says {count} variable-length records, and {max(end - at, 0)} bytes hold them"
+            f"{path}: the header says {record_count} variable-length records, and {max(end - at, 0)} bytes hold them"
         )
     layout, offset = length_field
-    for number in range(1, count + 1):
+    for number in range(1, record_count + 1):
         file.seek(at)
         head = file.read(header_bytes)
         if len(head) == header_bytes:
             at += header_bytes + int(struct.unpack_from(layout, head, offset)[0])
         if len(head) < header_bytes or at > end:
-            raise InputError(f"{path}: variable-length record {number} of {count} goes beyond its place in the file")
+            raise InputError(
+                f"{path}: variable-length record {number} of {record_count} goes beyond its place in the file"
+            )

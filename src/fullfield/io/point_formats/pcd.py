@@ -194,23 +194,24 @@ def _parse_packed_colors(values: NDArray[np.float64]) -> NDArray[np.uint32]:
 
 
 def _read_compressed_columns(
-    path: Path, data: bytes, fields: list[tuple[str, str, int]], count: int
+    path: Path, data: bytes, fields: list[tuple[str, str, int]], point_count: int
 ) -> dict[str, NDArray[Any]]:
     dtype = _build_dtype(path, fields)
-    expected_bytes = count * dtype.itemsize
+    expected_bytes = point_count * dtype.itemsize
     if len(data) < 8:
         raise InputError(f"{path}: truncated PCD file: the sizes of the packed data are missing")
     packed, unpacked = struct.unpack_from("<II", data)
     if packed > len(data) - 8 or unpacked != expected_bytes:
         raise InputError(
-            f"{path}: the header says {count} points, {expected_bytes} bytes; {unpacked} packed into {packed} follow, "
+            f"{path}: the header says {point_count} points, {expected_bytes} bytes; "
+            f"{unpacked} packed into {packed} follow, "
             f"{len(data) - 8} are stored"
         )
     check_inflated_size(path, "the packed data", unpacked, packed, _LZF_RATIO)
     values = _decompress_lzf(path, data[8 : 8 + packed], unpacked)
     columns, start = {}, 0
     for name, kind in _list_value_names_and_types(fields):  # one field after the other
-        columns[name] = np.frombuffer(values, kind, count, start)
+        columns[name] = np.frombuffer(values, kind, point_count, start)
         start += columns[name].nbytes
     return columns
 

@@ -260,13 +260,13 @@ class PreparedFlow:
 class _RecordedSteps:
     """Steps of a pair in one direction or both, recorded as CUDA graphs if the owner's passes are kernels."""
 
-    def __init__(self, owner: PreparedFlow, count: int) -> None:
+    def __init__(self, owner: PreparedFlow, direction_count: int) -> None:
         self._network, self._cells, self._grid = owner._network, owner._cells, owner._grid
-        self.coords = [owner._grid.clone() for _ in range(count)]
+        self.coords = [owner._grid.clone() for _ in range(direction_count)]
         self.pairs: list[Any] = []
         self.encode: Callable[[], None] = self._encode_pair
         self.steps: list[Callable[[], None]] = [
-            partial(self._update_direction, direction) for direction in range(count)
+            partial(self._update_direction, direction) for direction in range(direction_count)
         ]
         if owner._fused:
             functions = self._encode_pair, *self.steps

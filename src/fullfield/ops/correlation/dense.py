@@ -75,13 +75,13 @@ class DensePair(in_pytorch.PreparedPairInPyTorch):
     ) -> None:
         """Add to the gradient of the volume."""
         del inside  # the gradient is zero elsewhere
-        volume = self._get_volume_gradients(grads)[level]
+        volume = self._check_and_get_volume_gradients(grads)[level]
         volume.view(-1, volume.shape[-1])[pixels].scatter_add_(
             1, self._compute_volume_index(level, x, y), grad.flatten(1)
         )
 
     @staticmethod
-    def _get_volume_gradients(grads: GradientAccumulators) -> list[Tensor]:
+    def _check_and_get_volume_gradients(grads: GradientAccumulators) -> list[Tensor]:
         if grads.levels is None:
             raise TypeError("these accumulators were not made by the dense backend")
         return grads.levels
@@ -98,7 +98,7 @@ class DensePair(in_pytorch.PreparedPairInPyTorch):
 
     def _multiply_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         r = self.request
-        volumes = self._get_volume_gradients(grads)
+        volumes = self._check_and_get_volume_gradients(grads)
         source, *targets = (f.to(r.accumulate_dtype) / r.channels**0.25 for f in self.state[r.levels :])
         first, rest = None, None
         if grads.requested[0]:

@@ -150,7 +150,7 @@ def find_within_radius(
     writes_indices,
     sorts_indices,
     counts_or_offsets,
-    indices,
+    indices_out,
     first,
     last,
 ):
@@ -195,7 +195,7 @@ def find_within_radius(
             _sort_first_numbers(neighbors, at)
         start = np.uintp(counts_or_offsets[q])
         for n in range(np.uintp(at)):
-            indices[start + n] = neighbors[n]
+            indices_out[start + n] = neighbors[n]
 
 
 @_jit

@@ -31,8 +31,8 @@ def explain_unsupported(device: torch.device) -> str | None:
 _kernels = KernelModule(f"{__package__}._cpu_kernels", "neighbour kernels")
 
 
-def _run_on_ranges(count: int, range_task: Any) -> None:
-    run_task_on_ranges(count, _GRAIN, torch.get_num_threads(), range_task)
+def _run_on_ranges(item_count: int, range_task: Any) -> None:
+    run_task_on_ranges(item_count, _GRAIN, torch.get_num_threads(), range_task)
 
 
 def _as_writable_array(tensor: Tensor) -> NDArray[np.float32]:

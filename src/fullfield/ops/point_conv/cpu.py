@@ -39,8 +39,8 @@ def explain_triplets_unsupported(device: torch.device) -> str | None:
 _kernels = KernelModule(f"{__package__}._cpu_kernels", "point convolution kernels")
 
 
-def _run_on_ranges(count: int, grain: int, range_task: Any) -> None:
-    run_task_on_ranges(count, grain, torch.get_num_threads(), range_task)
+def _run_on_ranges(item_count: int, grain: int, range_task: Any) -> None:
+    run_task_on_ranges(item_count, grain, torch.get_num_threads(), range_task)
 
 
 def _as_float_array(tensor: Tensor) -> NDArray[np.float32]:

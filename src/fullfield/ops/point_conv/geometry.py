@@ -278,9 +278,9 @@ def geometry_from_sorted_triplets(
     return _build_geometries([triplets], [_GeometrySettings(cloud, cloud, kernel_size, False, gradient)])[0]
 
 
-def _check_or_build_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
-    """Return the offsets on the CPU, checked as those of ``count`` points."""
-    stand_in = torch.zeros(1, 3, dtype=torch.float32).expand(count, 3)
+def _check_or_build_offsets(offsets: Tensor | None, point_count: int, name: str) -> Tensor:
+    """Return the offsets on the CPU, checked as those of ``point_count`` points."""
+    stand_in = torch.zeros(1, 3, dtype=torch.float32).expand(point_count, 3)
     return check_and_build_cloud(stand_in, offsets, "points", name).offsets
 
 

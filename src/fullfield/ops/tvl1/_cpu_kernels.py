@@ -270,10 +270,10 @@ def write_first_frame_and_gradient(planes, plane_size, pitch, height, width, top
 
 
 @_jit
-def interleave_second_frame_and_gradient(image, interleaved_frame, height, width, top, bottom):
+def interleave_second_frame_and_gradient(image, interleaved_out, height, width, top, bottom):
     """Interleave (I, dI/dx, dI/dy, 0) of the second frame, with one replicated pixel before and two behind.
 
-    ``image`` is [height, width]; ``interleaved_frame`` is flat, [height + 3, width + 3, 4]; rows [top, bottom) of it
+    ``image`` is [height, width]; ``interleaved_out`` is flat, [height + 3, width + 3, 4]; rows [top, bottom) of it
     are written.
     """
     for row in range(top, bottom):
@@ -281,11 +281,11 @@ def interleave_second_frame_and_gradient(image, interleaved_frame, height, width
         out = row * (width + 3) * 4
         for column in range(width + 3):
             x = min(max(column - 1, 0), width - 1)
-            interleaved_frame[out] = image[y, x]
-            interleaved_frame[out + 1], interleaved_frame[out + 2] = _compute_central_differences(
+            interleaved_out[out] = image[y, x]
+            interleaved_out[out + 1], interleaved_out[out + 2] = _compute_central_differences(
                 image, height, width, y, x
             )
-            interleaved_frame[out + 3] = np.float32(0.0)
+            interleaved_out[out + 3] = np.float32(0.0)
             out += 4
 
 
@@ -382,7 +382,7 @@ def resample_rows(
     source,
     source_pitch,
     width_in,
-    target,
+    target_out,
     target_pitch,
     width_out,
     tables_y,
@@ -394,7 +394,7 @@ def resample_rows(
 ):
     """Resample rows [top, bottom): target[y, x] = scale * sum of weight_y * weight_x * source.
 
-    ``source`` and ``target`` are flat and begin at their pixel (0, 0); ``line_scratch`` holds one source row.
+    ``source`` and ``target_out`` are flat and begin at their pixel (0, 0); ``line_scratch`` holds one source row.
     """
     index_y, weight_y = tables_y
     index_x, weight_x = tables_x
@@ -411,7 +411,7 @@ def resample_rows(
             value = np.float32(0.0)
             for t in range(index_x.shape[1]):
                 value += weight_x[x, t] * line_scratch[index_x[x, t]]
-            target[out + x] = value
+            target_out[out + x] = value
 
 
 _sort3 = build_sorting_exchange((0, 1), (1, 2), (0, 1), returned_positions=(0, 1, 2))

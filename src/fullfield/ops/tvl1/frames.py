@@ -160,7 +160,7 @@ def _clamp_tap_indices(first: NDArray[np.int64], weight: NDArray[np.float64], si
     return np.clip(index, 0, size - 1).astype(np.int32), weight
 
 
-def _compute_source_centres(size_in: int, size_out: int) -> NDArray[np.float64]:
+def _compute_source_centers(size_in: int, size_out: int) -> NDArray[np.float64]:
     return (np.arange(size_out, dtype=np.float64) + 0.5) * (size_in / size_out) - 0.5
 
 
@@ -173,7 +173,7 @@ def compute_gaussian_taps(size_in: int, size_out: int) -> FirstTapsAndWeights:
     ratio = size_in / size_out
     sigma = max(0.6 * math.sqrt(max(ratio * ratio - 1.0, 0.0)), 0.3)
     radius = math.ceil(3.0 * sigma)
-    centre = _compute_source_centres(size_in, size_out)
+    centre = _compute_source_centers(size_in, size_out)
     first = np.floor(centre).astype(np.int64) - radius + 1
     distance = first[:, None] + np.arange(2 * radius) - centre[:, None]
     weight = np.exp(-0.5 * (distance / sigma) ** 2)
@@ -182,7 +182,7 @@ def compute_gaussian_taps(size_in: int, size_out: int) -> FirstTapsAndWeights:
 
 def compute_linear_taps(size_in: int, size_out: int) -> FirstTapsAndWeights:
     """Return bilinear taps, pixel centres aligned by area, borders clamped; two taps, as ``compute_gaussian_taps``."""
-    centre = np.clip(_compute_source_centres(size_in, size_out), 0.0, size_in - 1.0)
+    centre = np.clip(_compute_source_centers(size_in, size_out), 0.0, size_in - 1.0)
     first = np.floor(centre).astype(np.int64)
     t = centre - first
     return first, np.stack([1.0 - t, t], axis=1)

@@ -198,10 +198,10 @@ class PersistentSolver:
 
     # ---- what is recorded
 
-    def _build_pyramids_and_solve(self, index: int, frame_count: int) -> None:
-        """Compute the pyramids and flow of 2 frames, or the pyramid of the one at ``index`` and the flow to it."""
-        self._engine.build_pyramid(index, frame_count)
-        self._engine.compute_bound_flow(0 if frame_count == 2 else 1 - index)
+    def _build_pyramids_and_solve(self, slot: int, frame_count: int) -> None:
+        """Compute the pyramids and flow of 2 frames, or the pyramid of the one at ``slot`` and the flow to it."""
+        self._engine.build_pyramid(slot, frame_count)
+        self._engine.compute_bound_flow(0 if frame_count == 2 else 1 - slot)
         if self.warm_start:
             self._engine.set_initial_flow_to_last_result()
 

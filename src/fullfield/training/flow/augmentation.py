@@ -112,7 +112,7 @@ def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int])
         if augmentation.moves_pixels:
             batch = _resample_randomly(batch, augmentation, draw[:8])
         if augmentation.colour > 0:
-            batch = _augment_colours(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
+            batch = _augment_colors(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
         if augmentation.eraser > 0:
             batch = _erase_rectangles(batch, augmentation, draw[21:])
     return batch
@@ -170,17 +170,17 @@ def _resample_randomly(batch: FlowBatch, augmentation: Augmentation, random_numb
     return FlowBatch(frames[:, :3], frames[:, 3:], flow, valid, (exact[:, 3] > 0.5) | (valid & ~inside))
 
 
-def _augment_colours(batch: FlowBatch, augmentation: Augmentation, random_numbers: list[Tensor]) -> FlowBatch:
+def _augment_colors(batch: FlowBatch, augmentation: Augmentation, random_numbers: list[Tensor]) -> FlowBatch:
     own = (random_numbers[10] < augmentation.apart).float()
     second = [torch.lerp(a, b, own) for a, b in zip(random_numbers[:4], random_numbers[5:9], strict=True)]
     frame1, frame2 = (
-        _jitter_frame_colours(frame, [2 * number - 1 for number in numbers], augmentation.colour)
+        _jitter_frame_colors(frame, [2 * number - 1 for number in numbers], augmentation.colour)
         for frame, numbers in ((batch.frame1, random_numbers[:4]), (batch.frame2, second))
     )
     return batch._replace(frame1=frame1, frame2=frame2)
 
 
-def _jitter_frame_colours(frame: Tensor, random_numbers: list[Tensor], strength: float) -> Tensor:
+def _jitter_frame_colors(frame: Tensor, random_numbers: list[Tensor], strength: float) -> Tensor:
     """Change brightness, contrast, saturation and hue by numbers in -1 ... 1, on the CPU."""
     device = frame.device
     bright, contrast, saturation = (1 + strength * number for number in random_numbers[:3])
@@ -213,8 +213,8 @@ def _erase_rectangles(batch: FlowBatch, augmentation: Augmentation, random_numbe
     hidden = inside
     target_x, target_y, _ = compute_flow_targets(batch.flow)
     for index in range(_BOXES):
-        centre_x, centre_y, box_width, box_height = random_numbers[1 + 4 * index : 5 + 4 * index]
-        left, top = (centre_x * width)[:, None, None], (centre_y * height)[:, None, None]
+        center_x, center_y, box_width, box_height = random_numbers[1 + 4 * index : 5 + 4 * index]
+        left, top = (center_x * width)[:, None, None], (center_y * height)[:, None, None]
         half_x = (low + (high - low) * box_width)[:, None, None] / 2
         half_y = (low + (high - low) * box_height)[:, None, None] / 2
         used = (box_draw < augmentation.eraser / (1 + index))[:, None, None]

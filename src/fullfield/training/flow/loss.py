@@ -118,8 +118,8 @@ def mean_end_point_error(
     return error / valid.sum().clamp(min=1)
 
 
-def _compute_prediction_weights(count: int, gamma: float) -> list[float]:
-    return [gamma ** (count - 1 - index) for index in range(count)]
+def _compute_prediction_weights(prediction_count: int, gamma: float) -> list[float]:
+    return [gamma ** (prediction_count - 1 - index) for index in range(prediction_count)]
 
 
 def _check_and_mask_truth(

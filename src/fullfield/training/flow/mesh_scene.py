@@ -149,8 +149,8 @@ def _sample_pose_maps(
     camera = np.swapaxes(compute_rotation_matrices(geometry.camera_turn), -1, -2)[:, None]
     swell = np.exp(0.03 * rng.draw_normal())[..., None, :]
     second = camera @ compute_rotation_matrices(np.clip(turn, -1.0, 1.0)) @ first * swell
-    second_centre = multiply_matrix_vector(camera, centre + shift - geometry.camera_shift[:, None])
-    maps = [np.concatenate([axes, at[..., None]], -1) for axes, at in ((first, centre), (second, second_centre))]
+    second_center = multiply_matrix_vector(camera, centre + shift - geometry.camera_shift[:, None])
+    maps = [np.concatenate([axes, at[..., None]], -1) for axes, at in ((first, centre), (second, second_center))]
     return np.stack(maps, 2)
 
 
@@ -240,11 +240,11 @@ def _sample_materials(
             colours[..., material, 1 + 6 * frame : 4 + 6 * frame] = factor * light[..., None]
             colours[..., material, 4 + 6 * frame : 7 + 6 * frame] = offset * light[..., None]
         colours[..., material, 0] = smooth
-    _replace_textures_by_colours(rng, colours, gain, style)
+    _replace_textures_by_colors(rng, colours, gain, style)
     return np.floor(picture_ids).astype(np.int32), colours.astype(np.float32)
 
 
-def _replace_textures_by_colours(rng: _MeshRandom, colours: Floats, gain: Floats, style: SceneStyle) -> None:
+def _replace_textures_by_colors(rng: _MeshRandom, colours: Floats, gain: Floats, style: SceneStyle) -> None:
     """Give some meshes one colour for each material, in place; all that shows their form is the light."""
     plain = rng.draw_uniform() < style.plain_meshes
     for material in range(MATERIALS):

@@ -92,7 +92,7 @@ def sample_scenes(
     if cut is not None:
         _paint_objects_with_backdrop(cut, has_photograph, bodies, paint, ids, unit)
     exposures, instants, times = _sample_exposures(draw, len(pair_numbers), style)
-    background = bodies.sample_background_colour(draw)
+    background = bodies.sample_background_color(draw)
     gamma = np.exp((2 * draw.draw_per_scene() - 1) * math.log(style.gamma))
     noise = style.noise * draw.draw_per_scene() ** 3 * (draw.draw_per_scene() < 0.7)
     seeds = np.floor(draw.draw_per_scene() * 2**31).astype(np.int32)

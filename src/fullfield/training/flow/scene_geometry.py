@@ -370,7 +370,7 @@ class SceneGeometry:
         self.camera_shift *= np.where(flat, 0.3, 1.0)[:, None]
 
     @staticmethod
-    def sample_background_colour(rng: SceneRandom) -> Floats:
+    def sample_background_color(rng: SceneRandom) -> Floats:
         """Return the colour [B, 3] where a pixel shows no layer."""
         rng.skip_numbers(scene=1)
         grey = rng.draw_per_scene(0.1, 0.95)

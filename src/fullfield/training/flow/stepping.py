@@ -221,10 +221,10 @@ class TrainingStepper:
             network.compile_stages(None)
 
     def train_on_batch(
-        self, batch: FlowBatch, number: int, *, learning_rate: float, include_occluded: bool = True
+        self, batch: FlowBatch, step_number: int, *, learning_rate: float, include_occluded: bool = True
     ) -> None:
-        """Make step ``number``, counted from 0 over the runs that this one continues from, on this process's pairs."""
-        self._uncompiled.updates = self.training.draw_update_count(number)
+        """Make step ``step_number``, counted over the runs that this one continues from, on this process's pairs."""
+        self._uncompiled.updates = self.training.draw_update_count(step_number)
         valid = loss_mask(batch, max_flow=self.training.max_flow, include_occluded=include_occluded)
         frame1, frame2 = batch.frame1, batch.frame2
         if self.training.channels_last:
@@ -240,7 +240,7 @@ class TrainingStepper:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.ranks.average_tensors([*gradients, loss, error])
-        self._update_weights(gradients, loss, error, number, learning_rate, before)
+        self._update_weights(gradients, loss, error, step_number, learning_rate, before)
 
     def _compute_gradients(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Compute gradients, loss and error; by a CUDA graph after the first steps."""
@@ -284,7 +284,7 @@ class TrainingStepper:
         gradients: list[Tensor],
         loss: Tensor,
         error: Tensor,
-        number: int,
+        step_number: int,
         learning_rate: float,
         before: Tensor | None,
     ) -> None:
@@ -302,7 +302,7 @@ class TrainingStepper:
             after = torch.cat([b.reshape(-1) for b in self._buffers])
             pieces = torch.split(torch.where(bad, before, after), [b.numel() for b in self._buffers])
             torch._foreach_copy_(self._buffers, [p.view_as(b) for p, b in zip(pieces, self._buffers, strict=True)])
-        self.average.update_average(number)
+        self.average.update_average(step_number)
         if self.training.precision == "float16":
             since = torch.where(bad, 0.0, self.scaling[1] + 1)
             grown = torch.where(since >= _GROWTH, 2 * scale, scale).clamp(max=_MAX_SCALE)

@@ -91,7 +91,7 @@ def sample_veils(pair_numbers: Sequence[int], size: tuple[int, int], *, seed: in
         torch.tensor(pairs),
         _sample_densities(streams, 0.35 + 0.4 * next(uniform), 0.6 * next(uniform)),
         _sample_maps(uniform, normal, size, style),
-        *_sample_coverage_and_colour(uniform),
+        *_sample_coverage_and_color(uniform),
     )
 
 
@@ -133,7 +133,7 @@ def _sample_maps(
     return torch.from_numpy(np.stack(maps, 1).astype(np.float32))
 
 
-def _sample_coverage_and_colour(uniform: Iterator[Floats]) -> tuple[Tensor, Tensor]:
+def _sample_coverage_and_color(uniform: Iterator[Floats]) -> tuple[Tensor, Tensor]:
     """Return the coverage [K, 3] and the colours [K, 3]: shadows, or mostly grey mist."""
     middle = 2 * next(uniform) - 0.8
     sharpness = np.exp(math.log(0.25) + math.log(10.0) * next(uniform))

@@ -293,7 +293,7 @@ class CudaPair(PreparedPair):
 
     # ---- backward
 
-    def _get_feature_gradients(self) -> FeatureGradients:
+    def _get_or_create_feature_gradients(self) -> FeatureGradients:
         if self._features is None:
             self._features = FeatureGradients(self.request, self._config, self._device, self.state)
         return self._features
@@ -301,7 +301,7 @@ class CudaPair(PreparedPair):
     def allocate_accumulators(self, needs_fmap1: bool, needs_levels: bool) -> GradientAccumulators:
         """Return the sums of a new pass."""
         with torch.cuda.device(self._device.index):
-            return self._get_feature_gradients().allocate_sums(needs_fmap1, needs_levels)
+            return self._get_or_create_feature_gradients().allocate_sums(needs_fmap1, needs_levels)
 
     def finish_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         """Multiply out what a pass has left."""
@@ -309,7 +309,7 @@ class CudaPair(PreparedPair):
             raise TypeError("these accumulators were not made by the cuda backend")
         with torch.cuda.device(self._device.index):
             self._record_stream_on_state(raw_stream(self._device.index))
-            return self._get_feature_gradients().finish_gradients(grads)
+            return self._get_or_create_feature_gradients().finish_gradients(grads)
 
     def backward(
         self, grad_out: Tensor, coords: Tensor, grads: GradientAccumulators, needs_coords_grad: bool
@@ -327,7 +327,7 @@ class CudaPair(PreparedPair):
         if grads.requested[0] or grads.requested[1]:
             if not isinstance(grads, GradientSums):
                 raise TypeError("these accumulators were not made by the cuda backend")
-            self._get_feature_gradients().add_lookup_gradient(grad_out, coords, grads, stream)
+            self._get_or_create_feature_gradients().add_lookup_gradient(grad_out, coords, grads, stream)
         if not needs_coords_grad:
             return None
         return compute_coords_gradient(self.request, self._config, self._device, self.state, grad_out, coords)

@@ -134,7 +134,7 @@ _devices: dict[int, LookupCounters] = {}
 _lock = threading.Lock()
 
 
-def get_lookup_counters(device: torch.device, index: int) -> LookupCounters:
+def get_lookup_counters(device: torch.device, device_index: int) -> LookupCounters:
     """Return the device's counters, shared by the whole process."""
     with _lock:
-        return _devices.setdefault(index, LookupCounters(device))
+        return _devices.setdefault(device_index, LookupCounters(device))

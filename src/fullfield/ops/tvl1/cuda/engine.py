@@ -43,7 +43,7 @@ class Engine:
     Whole warps are one kernel on all but large levels, unless they may stop early; the others go pass by pass. With a
     ``schedule`` every level does, and its iterations are the schedule's.
 
-    The frames' pyramids have two places, 0 and 1. ``start`` [B, 2, h, w] of the coarsest level is where the flow
+    The frames' pyramids have two slots, 0 and 1. ``start`` [B, 2, h, w] of the coarsest level is where the flow
     begins; whoever solves fills it. :meth:`compute_bound_flow` reads the address of its result [B, 2, H, W] from device
     memory, where :meth:`load_grey_frames_and_bind_output` writes it: so a captured graph serves every address.
     """
@@ -99,14 +99,14 @@ class Engine:
         yield from self._passes.iterate_tables()
 
     def load_grey_frames_and_bind_output(
-        self, frames: tuple[Tensor, ...], index: int, flow_out: Tensor | None, *, sets_flags: bool = False
+        self, frames: tuple[Tensor, ...], slot: int, flow_out: Tensor | None, *, sets_flags: bool = False
     ) -> None:
-        """Read one or two frames [B, C, H, W] into the finest images from ``index`` on.
+        """Read one or two frames [B, C, H, W] into the finest images from ``slot`` on.
 
         :meth:`compute_bound_flow` will write to ``flow_out`` [B, 2, H, W], contiguous. With ``sets_flags`` values out
         of range are noted.
         """
-        images = tuple(self._images[0][index : index + len(frames)])
+        images = tuple(self._images[0][slot : slot + len(frames)])
         flag_tensor = self.flags if sets_flags else None
         self._passes.build_grey_launch(frames, images, flag_tensor, flow_out, self._flow_at)(
             raw_stream(self._about.index)
@@ -146,19 +146,19 @@ class Engine:
             launch = self._launches[key] = build_launch()
         launch(raw_stream(self._about.index))
 
-    def build_pyramid(self, index: int, count: int = 1) -> None:
-        """Compute the coarser images of ``count`` frames from the finest at ``index``."""
+    def build_pyramid(self, slot: int, frame_count: int = 1) -> None:
+        """Compute the coarser images of ``frame_count`` frames from the finest at ``slot``."""
         for n in range(1, len(self.sizes)):
 
             def reduce(n: int = n) -> Launch:
-                finer, coarser = (self._images[k][index : index + count].flatten(0, 1)[:, None] for k in (n - 1, n))
+                finer, coarser = (self._images[k][slot : slot + frame_count].flatten(0, 1)[:, None] for k in (n - 1, n))
                 source, target = (
                     build_plane_descriptor(finer, self.sizes[n - 1][1]),
                     build_plane_descriptor(coarser, self.sizes[n][1]),
                 )
                 return self._passes.build_resample_launch(source, target, "gaussian")
 
-            self._launch_cached_kernel(("reduce", n, index, count), reduce)
+            self._launch_cached_kernel(("reduce", n, slot, frame_count), reduce)
 
     def compute_bound_flow(
         self, first_frame: int, *, sets_flags: bool = False, progress: Progress | None = None

@@ -59,7 +59,7 @@ class CudaSolver:
         """Queue a pair; return the flow and an integer on the device: ``passes.BAD_FRAMES`` and ``BAD_FLOW``."""
         flow = torch.empty((len(frame1), 2, *self._size), device=self._device, dtype=torch.float32)
         with self._in_order(self._iterate_tensors):
-            engine = self._get_engine(len(frame1))
+            engine = self._get_or_create_engine(len(frame1))
             engine.flags.zero_()
             engine.load_grey_frames_and_bind_output((frame1, frame2), 0, flow, sets_flags=True)
             if initial_flow is None:
@@ -75,7 +75,7 @@ class CudaSolver:
     def _iterate_tensors(self) -> Iterator[Tensor]:
         return iter(()) if self._engine is None else self._engine.iterate_tensors()
 
-    def _get_engine(self, batch: int) -> Engine:
+    def _get_or_create_engine(self, batch: int) -> Engine:
         if self._engine is None or self._engine.batch != batch:
             self._engine = self._graph = None  # frees the old buffers before the new ones are made
             self._used = self._started = False

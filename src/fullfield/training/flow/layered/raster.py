@@ -55,9 +55,9 @@ def intersect_triangles(points: Tensor, x: Tensor, y: Tensor) -> TriangleHits:
     return TriangleHits(weights, right, down, depth, front, covers)
 
 
-def interpolate_corners_in_time(triangles: SceneTriangles, index: Tensor, time: Tensor) -> Tensor:
+def interpolate_corners_in_time(triangles: SceneTriangles, triangle_indices: Tensor, time: Tensor) -> Tensor:
     """Return the points [N, 3, 3] of the corners of triangles [N] at a time [N] each."""
-    first, second = triangles.points[triangles.corners[index].long()].unbind(2)
+    first, second = triangles.points[triangles.corners[triangle_indices].long()].unbind(2)
     return first + time[:, None, None] * (second - first)
 
 
@@ -110,21 +110,27 @@ def unpack_triangle_index(keys: Tensor) -> Tensor:
 
 
 def shade_samples(
-    triangles: SceneTriangles, atlas: PictureAtlas, index: Tensor, time: Tensor, x: Tensor, y: Tensor, frame: int
+    triangles: SceneTriangles,
+    atlas: PictureAtlas,
+    triangle_indices: Tensor,
+    time: Tensor,
+    x: Tensor,
+    y: Tensor,
+    frame: int,
 ) -> Tensor:
-    """Return the colours [N, 3] that samples (x, y) [N] show of triangles ``index`` [N] at ``time`` [N]."""
-    hits = intersect_triangles(interpolate_corners_in_time(triangles, index, time), x, y)
-    texels = triangles.texels[triangles.corners[index].long()]  # [N, 3, 3]
+    """Return the colours [N, 3] that samples (x, y) [N] show of triangles ``triangle_indices`` [N] at ``time`` [N]."""
+    hits = intersect_triangles(interpolate_corners_in_time(triangles, triangle_indices, time), x, y)
+    texels = triangles.texels[triangles.corners[triangle_indices].long()]  # [N, 3, 3]
     facing = torch.linalg.cross(texels[:, 1] - texels[:, 0], texels[:, 2] - texels[:, 0]).abs().argmax(1)
-    axes = (facing[:, None] + torch.tensor([1, 2], device=index.device)) % 3
+    axes = (facing[:, None] + torch.tensor([1, 2], device=triangle_indices.device)) % 3
     planar = texels.gather(2, axes[:, None].expand(-1, 3, -1))  # [N, 3, 2]
     u, v = (hits.weights[..., None] * planar).sum(1).unbind(1)
     steps = [(weights[..., None] * planar).sum(1).square().sum(1) for weights in (hits.right, hits.down)]
-    row = triangles.owners[index, 2].long()
+    row = triangles.owners[triangle_indices, 2].long()
     colours = triangles.colours[row]
     level = 0.5 * torch.maximum(*steps).clamp(min=1e-16).log2() + colours[:, 0]
     texture = sample_pictures(atlas, triangles.pictures[row], u, v, level) / 255
-    lit = (hits.weights * triangles.light[index, :, frame]).sum(1).clamp(min=0)
+    lit = (hits.weights * triangles.light[triangle_indices, :, frame]).sum(1).clamp(min=0)
     factor, offset = colours[:, 1 + 6 * frame : 4 + 6 * frame], colours[:, 4 + 6 * frame : 7 + 6 * frame]
     return (lit[:, None] * (texture * factor + offset)).clamp(0, 1)
 
