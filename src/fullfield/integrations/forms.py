@@ -387,7 +387,7 @@ def _recognize_block(
     return BlockBuilder(original, signature, stops, on_demand, backend)
 
 
-RECOGNISERS: dict[str, Recognizer] = {
+RECOGNIZERS: dict[str, Recognizer] = {
     r"^(?!Alternate|OL).*CorrBlock|^get_corr_block$": _recognize_block,
     _ALTERNATE: _recognize_block,
 }

@@ -230,7 +230,7 @@ def build_propagation_change(name: str, module: Any, backend: str | None) -> Cha
     return Change.from_overrides(name, module, {"forward": forward}, "fullfield's attention in linear memory")
 
 
-RECOGNISERS = {
+RECOGNIZERS = {
     "^global_correlation_softmax$": _build_recognizer(_match_globally, _match_globally_with_original_and_ours),
     "^local_correlation_softmax$": _build_recognizer(_match_locally, _match_locally_with_original_and_ours),
     "^single_head_full_attention$": _build_recognizer(compute_attention, _attend_fully_with_original_and_ours),

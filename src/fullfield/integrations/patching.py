@@ -66,7 +66,7 @@ _ATTRIBUTES = {
     "init_corr_pyr": ptlflow.build_neuflow_change,
     "global_correlation_softmax": matching.build_matcher_change,
 }
-_RECOGNISERS = {**forms.RECOGNISERS, **matching.RECOGNISERS, **windows.RECOGNISERS}
+_RECOGNIZERS = {**forms.RECOGNIZERS, **matching.RECOGNIZERS, **windows.RECOGNIZERS}
 
 
 def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
@@ -110,7 +110,7 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
             raise InputError(
                 f"model: ptlflow's {type(module).__name__} has no correlation that is known ({support.note})"
             )
-    recognizers = {**_RECOGNISERS, **ptlflow.get_recognisers_by_attribute_pattern(model)}
+    recognizers = {**_RECOGNIZERS, **ptlflow.get_recognizers_by_attribute_pattern(model)}
     changes = [
         *_find_changes_by_method_names(model, backend),
         *windows.find_sampler_changes(model, backend),

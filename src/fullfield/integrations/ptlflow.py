@@ -131,7 +131,7 @@ def find_model_support(model: object) -> ModelSupport | None:
     return next((s for s in SUPPORT if any(name in s.models for name in names)), None)
 
 
-def get_recognisers_by_attribute_pattern(model: torch.nn.Module) -> dict[str, Recognizer]:
+def get_recognizers_by_attribute_pattern(model: torch.nn.Module) -> dict[str, Recognizer]:
     """Return recognisers by the names under which methods of ptlflow's models reach other blocks than RAFT's."""
     return {"^local_correlation_with_flow$": _recognize_unimatch} if getattr(model, "reg_refine", False) else {}
 

@@ -122,5 +122,5 @@ def _check_correlations_equal(
     check_results_equal(subject, original_class, _OPERATOR, compute_both_results)
 
 
-RECOGNISERS: dict[str, Recognizer] = {"^compute_cost_volume$": _build_cost_volume_replacement}
+RECOGNIZERS: dict[str, Recognizer] = {"^compute_cost_volume$": _build_cost_volume_replacement}
 """Recognizer of the name under which IRR-PWC's method reaches its function."""
