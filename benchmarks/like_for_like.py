@@ -39,12 +39,12 @@ SIZES = ([55, 128], [56, 128], [112, 256], [224, 512], [448, 1024], [896, 2048])
 EASY, FAST = "flow_easy_512x224", "flow_medium_512x224"
 
 
-def stored(*names: str) -> list[dict[str, Any]]:
+def load_stored_results(*names: str) -> list[dict[str, Any]]:
     """Return those of the results that exist, in this order."""
     return [stored_result(name) for name in names if (RESULTS / name).exists()]
 
 
-def card(results: dict[str, Any]) -> str:
+def get_gpu_name(results: dict[str, Any]) -> str:
     """Return the GPU's short name, such as H200."""
     return str(results["environment"]["gpu"]).removeprefix("NVIDIA ").split()[0]
 
@@ -55,9 +55,9 @@ OLDER = "models_h200.json"
 LARGE = [3432, 8192]
 
 
-def cases(*names: str) -> list[Measured]:
+def load_cases(*names: str) -> list[Measured]:
     """Return (case, results) of these files, as far as they exist."""
-    return [(case, results) for results in stored(*names) for case in results["cases"]]
+    return [(case, results) for results in load_stored_results(*names) for case in results["cases"]]
 
 
 def environments(runs: list[dict[str, Any]]) -> str:
@@ -75,7 +75,7 @@ def environments(runs: list[dict[str, Any]]) -> str:
     )
 
 
-def cost(row: dict[str, Any]) -> str:
+def format_cost(row: dict[str, Any]) -> str:
     """Return seconds and peak memory of a row, or why it has none."""
     if row["status"] != "ok":
         return str(row["status"])
@@ -84,35 +84,37 @@ def cost(row: dict[str, Any]) -> str:
     return (f"{1e3 * seconds:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s") + f", {memory:.1f} GiB{error}"
 
 
-def of(case: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
+def select_rows(case: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the rows of these names, in their order."""
     rows = {row["name"]: row for row in case["rows"]}
     return [rows[name] for name in names if name in rows]
 
 
-def cascaded(case: dict[str, Any], *precisions: str) -> list[dict[str, Any]]:
+def select_cascaded_rows(case: dict[str, Any], *precisions: str) -> list[dict[str, Any]]:
     """Return our cascaded rows of these precisions whose error is known."""
-    rows = of(case, tuple(f"{name}, cascaded" for precision in precisions for name in OURS[precision]))
+    rows = select_rows(case, tuple(f"{name}, cascaded" for precision in precisions for name in OURS[precision]))
     return [row for row in rows if "epe_px" in row]
 
 
-def network_row(case: dict[str, Any], results: dict[str, Any], precision: str) -> list[str] | None:
+def build_network_row(case: dict[str, Any], results: dict[str, Any], precision: str) -> list[str] | None:
     """Return one line of the tables; None where a side was not measured in this precision, or the flow is wrong."""
-    ours, others = of(case, OURS[precision]), of(case, OTHERS[precision])
+    ours, others = select_rows(case, OURS[precision]), select_rows(case, OTHERS[precision])
     has_diverged = "diverged" in case  # then the flow of a cascade may be right, and errors stand beside the times
     if has_diverged:
-        ours = cascaded(case, precision)
+        ours = select_cascaded_rows(case, precision)
     if not ours or not others:
         return None
     height, width = case["size"]
-    title = f"{TITLES[case['method']]}, {case['updates']} updates, {width}×{height}, {precision}, {card(results)}"
+    title = (
+        f"{TITLES[case['method']]}, {case['updates']} updates, {width}×{height}, {precision}, {get_gpu_name(results)}"
+    )
     if has_diverged:
         title += "; ours in a cascade"
-    told = [f"{NAMES.get(row['name'], row['name'])} {cost(row)}" for row in others]
-    return [title, cost(ours[0]), "; ".join(told)]
+    told = [f"{NAMES.get(row['name'], row['name'])} {format_cost(row)}" for row in others]
+    return [title, format_cost(ours[0]), "; ".join(told)]
 
 
-def slower_halves(case: dict[str, Any]) -> list[str]:
+def list_slower_halves(case: dict[str, Any]) -> list[str]:
     """Return the names of the peers whose form in half precision takes longer than their form in float32."""
     times = {row["name"]: row["median_s"] for row in case["rows"] if "median_s" in row}
     pairs = [(name, name.removesuffix(", half")) for name in times if name in OTHERS[HALF]]
@@ -122,13 +124,15 @@ def slower_halves(case: dict[str, Any]) -> list[str]:
 def networks_table() -> str:
     """Return whole networks in equal precision, float32 first."""
     rows = [["one pair of frames on the GPU", "fullfield", "others, and our plain module, in the same precision"]]
-    result = cases(*BOTH)
-    with_extension = {case["method"] for case, _ in result if case["size"] == LARGE and of(case, EXTENSION)}
-    older = [each for each in cases(OLDER) if each[0]["size"] == LARGE]
+    result = load_cases(*BOTH)
+    with_extension = {case["method"] for case, _ in result if case["size"] == LARGE and select_rows(case, EXTENSION)}
+    older = [each for each in load_cases(OLDER) if each[0]["size"] == LARGE]
     result += [each for each in older if each[0]["method"] not in with_extension]
     for precision in (SINGLE, HALF):
-        rows += [row for case, results in result if (row := network_row(case, results, precision))]
-    compiled = [row["first_call_s"] for case, _ in result for row in of(case, ("compiled, half",)) if "median_s" in row]
+        rows += [row for case, results in result if (row := build_network_row(case, results, precision))]
+    compiled = [
+        row["first_call_s"] for case, _ in result for row in select_rows(case, ("compiled, half",)) if "median_s" in row
+    ]
     rounded = sorted({run["weights"] for _, run in result if "weights" in run})
     notes = [
         "Time of one call and peak memory. RAFT has official weights, SEA-RAFT random ones.",
@@ -144,13 +148,13 @@ def networks_table() -> str:
     if distances := [row["from_module_px"] for row in displayed if "from_module_px" in row]:
         notes.append(f"Flows differ from our module's by {max(distances):.2f} px in the mean at most.")
     for case, _ in result:
-        if slow := slower_halves(case) if "diverged" not in case else []:
+        if slow := list_slower_halves(case) if "diverged" not in case else []:
             notes.append(f"{TITLES[case['method']]}, {' and '.join(slow)}: in float32 it takes less time.")
     for case, _ in result:
         if "diverged" in case:
             notes.append(
                 f"RAFT at 8192×3432 diverges without a cascade, whatever the lookup: {case['diverged']}."
-                if cascaded(case, *OURS)
+                if select_cascaded_rows(case, *OURS)
                 else "RAFT at 8192×3432 is not shown: without a cascade its estimate had diverged."
             )
     return (
@@ -163,15 +167,17 @@ def networks_table() -> str:
 # ---- the lookup
 
 
-def lookups() -> list[Measured]:
+def load_lookup_cases() -> list[Measured]:
     """Return (case, results) of the lookup's benchmark; the first that has a contender counts."""
     names = ("like_lookups", "like_lookups_float32", "like_lookups_1024", "like_alt_1024", "like_blocks")
     older = ("ptlflow", "sizes", "alt", "highest")
     sweeps = ("like_updates.json", "like_channels.json")
-    return cases(*(f"{name}.json" for name in names), *(f"correlation_h200_{name}.json" for name in older), *sweeps)
+    return load_cases(
+        *(f"{name}.json" for name in names), *(f"correlation_h200_{name}.json" for name in older), *sweeps
+    )
 
 
-def timed(row: dict[str, Any], eager: bool = False) -> str:
+def format_time_and_memory(row: dict[str, Any], eager: bool = False) -> str:
     """Return milliseconds, by graph replay where there is one, and peak memory; else the status and the reason."""
     if row["status"] != "ok":
         has_reason = row["status"] not in ("check failed", "out of memory")
@@ -187,7 +193,7 @@ def lookup_row(
     size: list[int], name: str, scene: str, dtype: str | None = None, *, updates: int = 32, channels: int = 256
 ) -> Measured | None:
     """Return the first row of a contender, and its results; None where it was not measured."""
-    for case, results in lookups():
+    for case, results in load_lookup_cases():
         if (case["size"], case["scene"], case["updates"], case["channels"]) == (size, scene, updates, channels):
             if dtype is not None and case["dtype"] != dtype:
                 continue
@@ -199,15 +205,15 @@ def lookup_row(
     return None
 
 
-def usual_card(measured: list[Measured | None]) -> str:
+def find_usual_gpu_name(measured: list[Measured | None]) -> str:
     """Return the GPU on which most of the cells of a table were measured."""
-    cards = [card(each[1]) for each in measured if each is not None]
+    cards = [get_gpu_name(each[1]) for each in measured if each is not None]
     return max(sorted(set(cards)), key=cards.count)
 
 
-def other_card(results: dict[str, Any], usual: str) -> str:
+def name_gpu_if_unusual(results: dict[str, Any], usual: str) -> str:
     """Return the mark of a cell that was not measured on the ``usual`` GPU."""
-    return "" if card(results) == usual else f", {card(results)}"
+    return "" if get_gpu_name(results) == usual else f", {get_gpu_name(results)}"
 
 
 VOLUMES = ("RAFT's volume", "ptlflow volume")
@@ -217,7 +223,7 @@ COMPILED = "localcorr, compiled"
 
 def lookup_table() -> str:
     """Return milliseconds and memory of a pair's 32 lookups by size and contender."""
-    kernel = any(row["name"] == KERNEL for case, _ in lookups() for row in case["rows"])
+    kernel = any(row["name"] == KERNEL for case, _ in load_lookup_cases() for row in case["rows"])
     columns: list[tuple[str, tuple[str, ...], str, str | None]] = [
         ("fullfield, bfloat16, calm scene", ("cuda",), EASY, "bfloat16"),
         ("fast scene", ("cuda",), FAST, "bfloat16"),
@@ -230,7 +236,7 @@ def lookup_table() -> str:
         ("RAFT's volume, float32", VOLUMES, EASY, None),
         ("alt_cuda_corr, float32", ("alt_cuda_corr",), EASY, None),
     ]
-    if any(row["name"] == COMPILED for case, _ in lookups() for row in case["rows"]):
+    if any(row["name"] == COMPILED for case, _ in load_lookup_cases() for row in case["rows"]):
         columns.append((f"{COMPILED}, float32", (COMPILED,), EASY, None))
     rows = [["feature map", *(title for title, *_ in columns)]]
     measured = {
@@ -241,9 +247,12 @@ def lookup_table() -> str:
         for size in SIZES[1:]  # the first is of ptlflow's run alone
     }
     used = [each[1] for line in measured.values() for each in line if each]
-    usual = usual_card([each for line in measured.values() for each in line])
+    usual = find_usual_gpu_name([each for line in measured.values() for each in line])
     for size in SIZES[1:]:
-        cells = ["" if each is None else timed(each[0]) + other_card(each[1], usual) for each in measured[size[1]]]
+        cells = [
+            "" if each is None else format_time_and_memory(each[0]) + name_gpu_if_unusual(each[1], usual)
+            for each in measured[size[1]]
+        ]
         if any(cells):
             rows.append([f"{size[1]}×{size[0]}", *cells])
     notes = [
@@ -262,7 +271,9 @@ def blocks_sentence() -> list[str]:
     result = [row for scene in (EASY, FAST) if (row := lookup_row([56, 128], "blocks", scene))]
     if not result:
         return []
-    times = "; ".join(f"{scene} {timed(row)}" for scene, (row, _) in zip(("calm", "fast"), result, strict=False))
+    times = "; ".join(
+        f"{scene} {format_time_and_memory(row)}" for scene, (row, _) in zip(("calm", "fast"), result, strict=False)
+    )
     return [f"The paper's block-sparse product in plain PyTorch (`--backends blocks`), 128×56: {times}."]
 
 
@@ -271,7 +282,7 @@ def blocks_sentence() -> list[str]:
 SWEPT = {"width": "feature map", "updates": "lookups at 512×224", "channels": "channels at 512×224"}
 
 
-def swept(variable: str, value: int, name: str, scene: str) -> Measured | None:
+def find_swept_case(variable: str, value: int, name: str, scene: str) -> Measured | None:
     """Return the first row of a contender at this value of the variable, and its results."""
     requested = {"width": 512, "updates": 32, "channels": 256, variable: value}
     width = requested.pop("width")
@@ -279,7 +290,7 @@ def swept(variable: str, value: int, name: str, scene: str) -> Measured | None:
     return lookup_row([width * 7 // 16, width], name, scene, dtype, **requested)
 
 
-def published_cost(cell: dict[str, int] | str) -> str:
+def format_published_cost(cell: dict[str, int] | str) -> str:
     """Return milliseconds with their deviation, and memory, of a published cell."""
     return cell if isinstance(cell, str) else f"{cell['runtime_ms']} ± {cell['std_ms']} ms, {cell['memory_mb']} MB"
 
@@ -295,28 +306,34 @@ def sweeps_table() -> str:
     slower: list[float] = []
     times = {(line["variable"], line["value"]): line["ours"]["runtime_ms"] for line in published.rows("10")}
     published_rise = times["channels", 512] / times["channels", 128]
-    rise = [each[0]["eager"]["median_s"] for n in (128, 512) if (each := swept("channels", n, "cuda", FAST))]
+    rise = [each[0]["eager"]["median_s"] for n in (128, 512) if (each := find_swept_case("channels", n, "cuda", FAST))]
     lines = [(line["variable"], line["value"]) for line in published.rows("10")]
-    usual = usual_card([swept(*line, name, scenes[0]) for line in lines for name, scenes in here.items()])
+    usual = find_usual_gpu_name(
+        [find_swept_case(*line, name, scenes[0]) for line in lines for name, scenes in here.items()]
+    )
     for line in published.rows("10"):
         variable, value = line["variable"], line["value"]
         cells = []
         for name, scenes in here.items():
-            result = next((each for scene in scenes if (each := swept(variable, value, name, scene))), None)
+            result = next((each for scene in scenes if (each := find_swept_case(variable, value, name, scene))), None)
             if result is None:
                 cells.append("")
                 continue
             row, results = result
             if name == "RAFT's volume" and (variable != "width" or value == 512):
                 slower.append(1e3 * row["eager"]["median_s"] / line["default"]["runtime_ms"])
-            calm = swept(variable, value, name, EASY)
+            calm = find_swept_case(variable, value, name, EASY)
             mark = ", calm" if result == calm else ""
             if calm and not mark and name in (KERNEL, "cuda"):
-                mark = f" (calm {1e3 * calm[0]['eager']['median_s']:.3g} ms{other_card(calm[1], usual)})"
-            cells.append(timed(row, eager=True).replace(" eager", "") + other_card(results, usual) + mark)
+                mark = f" (calm {1e3 * calm[0]['eager']['median_s']:.3g} ms{name_gpu_if_unusual(calm[1], usual)})"
+            cells.append(
+                format_time_and_memory(row, eager=True).replace(" eager", "")
+                + name_gpu_if_unusual(results, usual)
+                + mark
+            )
             used.append(results)
         label = f"{SWEPT[variable]}, {value}" + (" wide" if variable == "width" else "")
-        rows.append([label, *(published_cost(line[key]) for key in ("default", "on_demand", "ours")), *cells])
+        rows.append([label, *(format_published_cost(line[key]) for key in ("default", "on_demand", "ours")), *cells])
     notes = [
         f"Published: {published.source()}, table 10, NVIDIA GH200, mean and deviation over the pairs of Sintel.",
         f"Here: eager calls on one {usual} and positions of one fast pair unless marked. RAFT's volume multiplies "
@@ -340,7 +357,7 @@ def steps_table() -> str:
         rows.append([f"{line['step']}, published", *(f"{line[f'width_{width}']} {unit}" for width in widths)])
     used: list[dict[str, Any]] = []
     for name, title in ((KERNEL, KERNEL), ("cuda", "fullfield")):
-        result = [swept("width", width, name, FAST) for width in widths]
+        result = [find_swept_case("width", width, name, FAST) for width in widths]
         for part, called in (("prepare", "pooling and layout alone"), ("eager", "all of it")):
             cells = [f"{1e3 * each[0][part]['median_s']:.3g} ms" if each else "" for each in result]
             rows.append([f"{title}, {called}", *cells])
@@ -393,10 +410,10 @@ def memory_table() -> str:
     for line in published.rows("8"):
         if line["dataset"] not in sizes:
             continue
-        case = one(stored["cases"], model=names[line["method"]], size=sizes[line["dataset"]], train=False)
+        case = find_case(stored["cases"], model=names[line["method"]], size=sizes[line["dataset"]], train=False)
         paper = (line[key] for key in ("default", "ours"))
         cells = [each if isinstance(each, str) else cell(each["runtime_s"], each["memory_gib"]) for each in paper]
-        here = (named(case, name) for name in ("as it is", "patched"))
+        here = (find_row_by_prefix(case, name) for name in ("as it is", "patched"))
         cells += [cell(row.get("median_s"), row.get("peak_bytes", 0) / 2**30) for row in here]
         rows.append([f"{line['method']}, {line['dataset']}", *cells])
     return (
@@ -409,32 +426,36 @@ def memory_table() -> str:
 # ---- README
 
 
-def one(cases: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
-    """Return the first case with these facts."""
-    return next(each for each in cases if all(each.get(key) == value for key, value in wanted.items()))
+def find_case(cases: list[dict[str, Any]], **properties: Any) -> dict[str, Any]:
+    """Return the first case with these properties."""
+    return next(each for each in cases if all(each.get(key) == value for key, value in properties.items()))
 
 
-def named(case: dict[str, Any], begin: str) -> dict[str, Any]:
-    """Return the first row whose name begins so."""
+def find_row_by_prefix(case: dict[str, Any], begin: str) -> dict[str, Any]:
+    """Return the first row whose name begins with ``begin``."""
     return next(row for row in case["rows"] if row["name"].startswith(begin))
 
 
 def short_table() -> str:
     """Return one row for a network, the lookup and TV-L1: ours and another library, in equal precision."""
-    raft, run = next((row, each[1]) for each in cases(*BOTH[:1]) if (row := network_row(*each, SINGLE)) is not None)
+    raft, run = next(
+        (row, each[1]) for each in load_cases(*BOTH[:1]) if (row := build_network_row(*each, SINGLE)) is not None
+    )
     rows = [["job", "fullfield", "others"], raft]
     size = [224, 512]
     ours, theirs = lookup_row(size, "cuda", EASY, SINGLE), lookup_row(size, "alt_cuda_corr", EASY)
     if ours is None or theirs is None:
         raise ValueError("the results lack the lookup at 512×224")
-    where = ", ".join(sorted({card(ours[1]), card(theirs[1])}))
+    where = ", ".join(sorted({get_gpu_name(ours[1]), get_gpu_name(theirs[1])}))
     title = f"RAFT's 32 correlation lookups alone, 512×224 feature maps, float32, {where}"
-    rows.append([title, timed(ours[0], eager=True), f"alt_cuda_corr {timed(theirs[0])}"])
+    rows.append(
+        [title, format_time_and_memory(ours[0], eager=True), f"alt_cuda_corr {format_time_and_memory(theirs[0])}"]
+    )
     tvl1_results = stored_result("tvl1_cpu.json")
-    defaults = one(tvl1_results["cases"], case="own defaults")
+    defaults = find_case(tvl1_results["cases"], case="own defaults")
     tvl1, opencv = (
         f"{row['median_s']:.3g} s, {row['epe']:.3f} px off"
-        for row in (named(defaults, "fullfield default"), named(defaults, "opencv defaults"))
+        for row in (find_row_by_prefix(defaults, "fullfield default"), find_row_by_prefix(defaults, "opencv defaults"))
     )
     title = "TV-L1, a Sintel pair of 1024×436, each with its own defaults, 2 CPU cores"
     rows.append([title, tvl1, f"OpenCV {opencv}"])
@@ -445,7 +466,7 @@ def short_table() -> str:
 
 def public_calls() -> str:
     """Return the times of the public calls on a GPU, compared with the network alone, and the errors of `auto`."""
-    runs = stored("front_door_h200.json", "front_door_h100.json")
+    runs = load_stored_results("front_door_h200.json", "front_door_h100.json")
     calls: dict[str, Measured] = {}
     for run in runs:
         for case in run["cases"]:
@@ -454,7 +475,7 @@ def public_calls() -> str:
     rows = [["job", "milliseconds by step"]]
     for label, (case, run) in calls.items():
         steps = (f"{row['name']} {1e3 * row['median_s']:.3g}" for row in case["rows"])
-        rows.append([f"{label.replace('x', '×')}, {card(run)}", "; ".join(steps)])
+        rows.append([f"{label.replace('x', '×')}, {get_gpu_name(run)}", "; ".join(steps)])
     pairs = next(case["errors"] for run in runs for case in run["cases"] if "errors" in case)
     ratios = {name: result["auto"] / result["auto, exact"] for name, result in pairs.items()}
     low, high = min(ratios.values()), max(ratios.values())
