@@ -250,7 +250,7 @@ def test_pair_generator_names_bad_arguments(pictures: PicturePack) -> None:
         refuses(f"^{word}: expected", PairGenerator, **{"size": SIZE, "pictures": pictures, **arguments})
     for style in ({"blur": 2}, {"thin": 2}, {"figures": -1}, {"haze": 2}, {"dark": 2}, {"veils": -1}):
         refuses(f"^{next(iter(style))}: expected", SceneStyle, **style)
-    refuses(r"^count: expected", PairGenerator(SIZE, pictures=pictures).batch, 0, 0)
+    refuses(r"^pair_count: expected", PairGenerator(SIZE, pictures=pictures).batch, 0, 0)
 
 
 def test_scene_style_presets_differ() -> None:
