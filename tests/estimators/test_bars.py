@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fullfield import estimate, estimate_batch
+from fullfield import InputError, estimate, estimate_batch
 from fullfield.estimators.bars import Bars, find_bars, measure_constant_lines
 from fullfield.io import write_image
 from fullfield.ops.tvl1 import TVL1Config
@@ -242,3 +242,20 @@ def test_estimate_finds_bars_of_arrays_as_of_files(paths: list[Path], kind: str)
     assert flow.bars == expected.bars == (20, 14, 0, 9)
     assert torch.equal(flow.valid, expected.valid)
     torch.testing.assert_close(flow.flow, expected.flow, atol=0.05 if kind == "float16" else 1e-4, rtol=0)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_find_bars_reads_types_that_numpy_lacks(dtype: torch.dtype) -> None:
+    assert find(*(paint(frame, LETTERBOX).to(dtype) for frame in FRAMES)) == LETTERBOX
+
+
+@pytest.mark.unit
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.inf, np.nan, 1e300])
+@pytest.mark.parametrize("rows", [slice(None), slice(20), slice(20, None)], ids=str)
+def test_estimate_refuses_values_that_are_not_finite(value: float, rows: slice) -> None:
+    frame = FRAMES[0].double().permute(1, 2, 0).numpy().copy()
+    frame[rows] = value
+    with pytest.raises(InputError, match="frame1: expected finite values"):
+        estimate(frame, frame, "tvl1", config=QUICK)

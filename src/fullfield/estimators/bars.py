@@ -23,6 +23,7 @@ _MIN_STEP = 0.8  # of the picture's difference; lines that are mixed from bar an
 _MAX_BLUR = 16  # lines of an edge, at most as many as the bar's: codecs blur it within a block, of colour 16 x 16
 _MAX_SHIFT = 4  # lines by which the edges of two frames differ
 _MIN_PICTURE = 16  # lines between bars
+_NUMPY_TYPES = (torch.uint8, torch.uint16, torch.float16, torch.float32, torch.float64)
 
 
 class Bars(NamedTuple):
@@ -69,13 +70,14 @@ class ConstantLines(NamedTuple):
     """Highest value of each channel."""
 
 
+@np.errstate(over="ignore", invalid="ignore")  # infinities are refused after the frames are read
 def measure_constant_lines(frame: Tensor) -> tuple[ConstantLines, ...]:  # [C, H, W] in the host's memory
     """Return the constant rows at the top and bottom and the columns at the left and right, in the order of Bars.
 
     Integers are 0 ... their maximum. Only these lines and the next few are read. It returns nothing for a frame of one
     colour, which has no bars.
     """
-    planes = (frame.float() if frame.dtype == torch.bfloat16 else frame).detach().numpy()
+    planes = (frame if frame.dtype in _NUMPY_TYPES else frame.float()).detach().numpy()
     height, width = planes.shape[-2:]
     rows = [_measure_side(planes, _Side(1, is_far), width) for is_far in (False, True)]
     first, last = rows[0].line_count, height - rows[1].line_count
