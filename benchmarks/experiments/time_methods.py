@@ -62,7 +62,7 @@ GPU_SOURCES = (
     "src/fullfield/ops/tvl1/cuda/*.cu*",
     "src/fullfield/ops/tvl1/guided_cuda.py",
     "src/fullfield/models/prepared/*.py",
-    "src/fullfield/estimators/*.py",
+    "src/fullfield/estimators/[!b]*.py",
 )
 
 
