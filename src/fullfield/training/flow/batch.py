@@ -337,12 +337,12 @@ class Mixture:
 
     def _count_pairs_to_prefetch(self, source_index: int, count_pairs: PairCounter, batch_index: int) -> int:
         batch_size = count_pairs(batch_index)
-        kept_count = self.count_pairs_by_source(batch_index, batch_size)[source_index]
-        return self._count_pairs_to_request(source_index, batch_size, kept_count)
+        retained_count = self.count_pairs_by_source(batch_index, batch_size)[source_index]
+        return self._count_pairs_to_request(source_index, batch_size, retained_count)
 
-    def _count_pairs_to_request(self, source_index: int, batch_size: int, kept_count: int) -> int:
-        """Return how many pairs to request of a source when a batch of ``batch_size`` keeps ``kept_count`` of it."""
-        return max(kept_count, math.ceil(self._shares[source_index] * batch_size - 1e-6)) if kept_count else 0
+    def _count_pairs_to_request(self, source_index: int, batch_size: int, retained_count: int) -> int:
+        """Return how many pairs to request of a source for a batch that keeps ``retained_count`` of them."""
+        return max(retained_count, math.ceil(self._shares[source_index] * batch_size - 1e-6)) if retained_count else 0
 
     def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
         """Return ``pair_count`` pairs, source by source."""

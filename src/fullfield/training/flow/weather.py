@@ -128,8 +128,8 @@ def _sample_maps(
     heading = 2 * np.pi * next(uniform)
     shift = 2 * lengths[:, None] * np.stack([np.cos(heading) / width, np.sin(heading) / height], -1)
     second = first * np.exp(0.04 * next(normal))[:, None, None]
-    moved = origin - (second @ shift[..., None])[..., 0]
-    maps = [np.concatenate([linear, at[..., None]], -1) for linear, at in ((first, origin), (second, moved))]
+    second_origin = origin - (second @ shift[..., None])[..., 0]
+    maps = [np.concatenate([linear, at[..., None]], -1) for linear, at in ((first, origin), (second, second_origin))]
     return torch.from_numpy(np.stack(maps, 1).astype(np.float32))
 
 
