@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,15 @@ def test_train_flow_init_starts_from_given_weights(cli: Any, pairs: Path) -> Non
     assert all(torch.allclose(found[key], start[key], atol=1e-5) for key in start)
 
 
-@pytest.mark.usefixtures("pairs")
+@pytest.fixture
+def default_ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where the caller of the tests ignores it, as a script's background does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("pairs", "default_ctrl_c")
 def test_train_flow_ctrl_c_stores_checkpoint(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     train_on_batch, signals = TrainingStepper.train_on_batch, {0: 2}  # number of signals by step
 
