@@ -31,6 +31,7 @@ from fullfield.training.flow.scene_draw import (
     PARTS,
     Floats,
     SceneRandom,
+    compute_relative_size,
     compute_rotation_matrices,
     invert_3x3_matrices,
     multiply_matrix_vector,
@@ -69,7 +70,7 @@ def sample_scenes(
     # Bars and figures have numbers of their own: what else is in a scene stays. (Stream 1: the blocks of JPEG.)
     extra = SceneRandom(seed, pair_numbers, 2, solids=False) if style.thin or style.figures else None
     height, width = size
-    unit = math.sqrt(height * width / (368 * 496))
+    unit = compute_relative_size(height, width)
     bodies = SceneGeometry(draw, extra, len(pair_numbers), height, width, unit, style)
     cut = SceneRandom(seed, pair_numbers, 7, solids=False) if style.photographs else None
     has_photograph = np.zeros(len(pair_numbers), bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -75,6 +76,11 @@ class SceneRandom:
         """Skip numbers that scenes no longer use, so that those after them stay the same for a seed."""
         for which, count in enumerate((scene, layer, normal)):
             self._at[which] += count
+
+
+def compute_relative_size(height: int, width: int) -> float:
+    """Return the number of pixels for a pixel of a frame of 496×368, for which a style's lengths are."""
+    return math.sqrt(height * width / (368 * 496))
 
 
 def draw_motion_lengths(

@@ -14,7 +14,7 @@ from torch.nn import functional
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered.scene import COLOURS, LIGHT
 from fullfield.training.flow.mesh_scene import SampledMeshes
-from fullfield.training.flow.scene_draw import Floats, draw_motion_lengths
+from fullfield.training.flow.scene_draw import Floats, compute_relative_size, draw_motion_lengths
 from fullfield.training.flow.scene_geometry import SceneGeometry
 
 _HAZE_STREAM, _VEIL_STREAM = 8, 9  # of a scene's random numbers
@@ -122,7 +122,7 @@ def _sample_maps(
     turn = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], -1).reshape(-1, 2, 2)
     first = turn * (span[:, None] * np.stack([stretch, height / width / stretch], -1))[:, None]
     origin = 2 * np.stack([next(uniform), next(uniform)], -1)
-    relative_size = math.sqrt(height * width / (368 * 496))
+    relative_size = compute_relative_size(height, width)
     lengths = draw_motion_lengths(next(uniform), next(normal), style.object_motion, relative_size, style)
     lengths = lengths * (next(uniform) < 0.8)
     heading = 2 * np.pi * next(uniform)
