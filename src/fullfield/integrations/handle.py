@@ -200,9 +200,9 @@ def find_changes(model: torch.nn.Module, recognizers: Mapping[str, Recognizer], 
         InputError: if one of them computes something else.
     """
     changes: list[Change] = []
-    recognised: dict[int, Any] = {}
+    recognized: dict[int, Any] = {}
     for module in model.modules():
-        overrides, replaced = _build_overriding_methods(type(module), recognizers, backend, recognised)
+        overrides, replaced = _build_overriding_methods(type(module), recognizers, backend, recognized)
         hidden = next((name for name in overrides if name in vars(module)), None)
         if hidden is not None:
             kind = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -216,7 +216,7 @@ def find_changes(model: torch.nn.Module, recognizers: Mapping[str, Recognizer], 
 
 
 def _build_overriding_methods(
-    kind: type, recognizers: Mapping[str, Recognizer], backend: str | None, recognised: dict[int, Any]
+    kind: type, recognizers: Mapping[str, Recognizer], backend: str | None, recognized: dict[int, Any]
 ) -> tuple[dict[str, FunctionType], list[Replacement]]:
     overrides: dict[str, FunctionType] = {}
     replaced: list[Replacement] = []
@@ -231,7 +231,7 @@ def _build_overriding_methods(
         if inner is not function or hiding is not None:
             how = "decorated" if hiding is None else "called by a subclass's method of that name"
             raise InputError(f"model: {where} is {how}, so that its {names[0]} cannot be replaced")
-        stand_ins = _build_replacements(inner, names, where, recognizers, backend, recognised)
+        stand_ins = _build_replacements(inner, names, where, recognizers, backend, recognized)
         overrides[name] = _copy_function_with_globals(inner, stand_ins)
         replaced += [Replacement(where, description, str(by)) for description, by in stand_ins.items()]
     return overrides, replaced
@@ -259,8 +259,8 @@ def _find_block_names(function: FunctionType, recognizers: Mapping[str, Recogniz
                 yield from iterate_names(constant)
 
     names = dict.fromkeys(iterate_names(function.__code__))
-    recognised = [n for pattern in recognizers for n in names if re.search(pattern, n)]
-    return [n for n in dict.fromkeys(recognised) if n in function.__globals__]
+    recognized = [n for pattern in recognizers for n in names if re.search(pattern, n)]
+    return [n for n in dict.fromkeys(recognized) if n in function.__globals__]
 
 
 def _build_replacements(
@@ -269,15 +269,15 @@ def _build_replacements(
     location: str,
     recognizers: Mapping[str, Recognizer],
     backend: str | None,
-    recognised: dict[int, Any],
+    recognized: dict[int, Any],
 ) -> dict[str, Any]:
     stand_ins: dict[str, Any] = {}
     for name in names:
         original = function.__globals__[name]
-        if id(original) not in recognised:
-            recognise = next(r for pattern, r in recognizers.items() if re.search(pattern, name))
-            recognised[id(original)] = recognise(name, original, location, bool(stand_ins), backend)
-        stand_ins[name] = recognised[id(original)]
+        if id(original) not in recognized:
+            recognize = next(r for pattern, r in recognizers.items() if re.search(pattern, name))
+            recognized[id(original)] = recognize(name, original, location, bool(stand_ins), backend)
+        stand_ins[name] = recognized[id(original)]
     return stand_ins
 
 

@@ -34,11 +34,11 @@ class _DescribedReplacement:
 def _build_recognizer(
     replacement: Callable[..., Any], compute_both_results: Callable[[Any], tuple[Tensor, Tensor]]
 ) -> Recognizer:
-    def recognise(name: str, original: Any, location: str, has_recognized_sibling: bool, backend: str | None) -> Any:  # noqa: ARG001
+    def recognize(name: str, original: Any, location: str, has_recognized_sibling: bool, backend: str | None) -> Any:  # noqa: ARG001
         check_results_equal(f"the {name} of {location}", None, _OPERATOR, lambda: compute_both_results(original))
         return _DescribedReplacement(replacement)
 
-    return recognise
+    return recognize
 
 
 def _draw_tensor(*shape: int) -> Tensor:
