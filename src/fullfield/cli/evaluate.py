@@ -250,7 +250,9 @@ def _print_result(args: argparse.Namespace, folder: Path, result: dict[str, Any]
     work = result.get("this_call")
     if work is not None and work["reused"]:
         pairs = "pair has its" if work["reused"] == 1 else "pairs have their"
-        lines.append(f"{work['reused']} {pairs} stored flow of an earlier call; another folder, -o, estimates anew")
+        lines.append(
+            f"{work['reused']} {pairs} stored flow from an earlier call; give another folder with -o to estimate again"
+        )
     if work is not None and work["estimated"]:
         lines.append(f"{'utilisation':<14}{100 * work['utilisation']:>10.1f} {'%':<8} of the time spent estimating")
     if files:
