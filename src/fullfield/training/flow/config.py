@@ -203,7 +203,7 @@ class SceneStyle(Config):
 PRESETS = {
     "usual": SceneStyle(),
     "small": SceneStyle(camera_motion=3.0, object_motion=4.0, spread=0.9, smooth=0.2),
-    "figures": SceneStyle(object_motion=16.0, blur=0.4, thin=0.3, figures=1.0, haze=0.25, dark=0.25, veils=0.25),
+    "figures": SceneStyle(object_motion=16.0, blur=0.4, thin=0.3, figures=1.0, haze=0.25, dark=0.25, veils=0.1),
     "bodies": SceneStyle(
         camera_motion=6.0,
         object_motion=26.0,
@@ -215,7 +215,7 @@ PRESETS = {
         gamma=2.0,
         haze=0.25,
         dark=0.25,
-        veils=0.25,
+        veils=0.1,
     ),
     "meshes": SceneStyle(
         camera_motion=6.0,
@@ -230,7 +230,7 @@ PRESETS = {
         gamma=2.0,
         haze=0.25,
         dark=0.25,
-        veils=0.25,
+        veils=0.1,
     ),
 }
 MIXTURE = {"meshes": 0.4, "bodies": 0.2, "usual": 0.14, "figures": 0.08, "small": 0.18}
