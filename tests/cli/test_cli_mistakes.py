@@ -452,14 +452,14 @@ def test_commands_report_looping_link_in_one_line(refused: Refused, scene: Path)
 
 
 def test_flow_refuses_nonfinite_result(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = TVL1Estimator.__call__
+    queue = TVL1Estimator.queue
 
-    def nan(*args: Any, **named: Any) -> Any:
-        found = compute(*args, **named)
-        found[0, 0, 0, 0] = torch.nan
-        return found
+    def queue_nan(*args: Any, **named: Any) -> Any:
+        queued = queue(*args, **named)
+        queued.flow[0, 0, 0, 0] = torch.nan
+        return queued
 
-    monkeypatch.setattr(TVL1Estimator, "__call__", nan)
+    monkeypatch.setattr(TVL1Estimator, "queue", queue_nan)
     line = refused("flow", "a.png", "b.png", "-o", "out.flo", *FAST)
     assert "--method tvl1: the flow is NaN or infinite at 1 pixel;" in line
     assert not Path("out.flo").exists()

@@ -21,6 +21,7 @@ from fullfield.io import read_flow_layers, read_frame, write_image
 from fullfield.io.flow import read_flow_window
 from fullfield.io.windows import FrameWindow
 from fullfield.ops.tvl1 import TVL1Config
+from fullfield.ops.tvl1.frames import QueuedFlow
 from fullfield.testing import sample_textured_scene
 from refusals import refuses
 
@@ -125,15 +126,15 @@ def test_flow_to_moves_all_tensors() -> None:
 
 
 def test_estimate_checks_values_with_one_host_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One copy of a few numbers to the host for the frames, none for integers, and one of a bool for the flow."""
+    """One copy of a few numbers to the host for the frames, none for integers, and one for the flow."""
     host_copies: list[tuple[int, ...]] = []
     real = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: host_copies.append(tuple(self.shape)) or real(self))
     estimate(SCENE.frame1, SCENE.frame2, **FAST)
-    assert host_copies == [(2, 3)]
+    assert host_copies == [(2, 3), (2,)]
     eight = [(f.clamp(0, 1) * 255).round().to(torch.uint8) for f in (SCENE.frame1, SCENE.frame2)]
     estimate(*eight, **FAST)
-    assert host_copies == [(2, 3)]
+    assert host_copies == [(2, 3), (2,), (2,)]
 
 
 @pytest.mark.gpu
@@ -346,8 +347,8 @@ def test_estimate_on_gpu_prepares_frame_size(monkeypatch: pytest.MonkeyPatch, ba
         def __init__(self, height: int, width: int, *_: object, **__: object) -> None:
             made.append((height, width))
 
-        def __call__(self, frame1: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-            return frame1
+        def queue(self, frame1: torch.Tensor, *_: object, **__: object) -> QueuedFlow:
+            return QueuedFlow(frame1)
 
     monkeypatch.setattr("fullfield.estimators.tvl1.TVL1Solver", Solver)
     listed = [("cuda", None if able else "no GPU"), ("cpu", None)]

@@ -6,6 +6,8 @@ import inspect
 import logging
 import sys
 import threading
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from fullfield import estimate, estimate_batch
-from fullfield.estimators import release_memory
+from fullfield import InputError, estimate, estimate_batch
+from fullfield.estimators import RefinedEstimator, _frames, estimation, release_memory
 from fullfield.estimators._devices import choose_device
 from fullfield.estimators._frames import read_or_convert_frame
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators.estimation import build_estimator
 from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, TVL1Solver
+from fullfield.ops.tvl1.frames import QueuedFlow
 from fullfield.testing import sample_textured_scene
 from refusals import refuses
 
@@ -88,13 +91,13 @@ def test_choose_device_returns_device_of_tensors_or_gpu(monkeypatch: pytest.Monk
 
 def test_estimate_sets_threads_for_the_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
-    call = TVL1Solver.__call__
+    queue = TVL1Solver.queue
 
-    def record(self: TVL1Solver, *frames: Any, **options: Any) -> torch.Tensor:
+    def record(self: TVL1Solver, *frames: Any, **options: Any) -> QueuedFlow:
         counts.append(torch.get_num_threads())
-        return call(self, *frames, **options)
+        return queue(self, *frames, **options)
 
-    monkeypatch.setattr(TVL1Solver, "__call__", record)
+    monkeypatch.setattr(TVL1Solver, "queue", record)
     before = torch.get_num_threads()
     flow = estimate(*FRAMES, "tvl1", config=QUICK, threads=before + 2)
     assert counts == [before + 2]
@@ -185,6 +188,93 @@ def test_estimate_runs_in_two_threads_at_once() -> None:
     run(2)
     assert torch.equal(flows[0], flows[2])
     assert torch.equal(flows[1], flows[2])
+
+
+def _describe_outcome(frames: tuple[torch.Tensor, torch.Tensor], **options: Any) -> tuple[object, ...]:
+    """Return the error or the flow of a call, and its warnings."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            result: object = estimate(*frames, config=QUICK, method="tvl1", **options).flow.tolist()
+        except InputError as error:
+            result = str(error)
+    return result, [(str(one.message), one.filename) for one in warned]
+
+
+@pytest.mark.parametrize("options", [{}, {"refine": True}, {"refine": "yes"}, {"reliability": True}])
+def test_estimate_reports_bad_frames_alike_before_and_after_the_flow(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    first, second = FRAMES
+    bad = first.clone()
+    bad[0, 3, 4] = float("nan")
+    pairs = [FRAMES, (bad, second), (first, bad), (first, 255 * second), (-first, second), (-first, bad)]
+    expected = [_describe_outcome(pair, **options) for pair in pairs]
+    monkeypatch.setattr(estimation, "_may_defer_value_check", lambda *_: True)
+    for pair, outcome in zip(pairs, expected, strict=True):
+        assert _describe_outcome(pair, **options) == outcome
+    assert "finite values, got NaN" in str(expected[1][0])
+    assert expected[4][1] == expected[5][1] == [(expected[4][1][0][0], __file__)]  # type: ignore[index]
+
+
+class Ones:
+    """Estimator of a user."""
+
+    method, backend = "ones", "none"
+    parameters: Mapping[str, Any] = {}
+
+    def __call__(self, frame1: torch.Tensor, *_: torch.Tensor, **__: Any) -> torch.Tensor:
+        return torch.ones_like(frame1[:, :2])
+
+
+@pytest.mark.unit
+def test_value_check_is_deferred_on_gpu_where_nobody_notices() -> None:
+    gpu, flow = torch.device("cuda"), torch.zeros(2, 48, 64)
+    tvl1, network = build_estimator("tvl1"), build_estimator("auto")
+    release_memory()  # the network may be another test's, and loaded
+    unloaded, own = build_estimator("auto"), RefinedEstimator(Ones())
+    may_defer = estimation._may_defer_value_check
+    assert may_defer(tvl1, gpu, None, None)
+    assert not may_defer(tvl1, torch.device("cpu"), None, None)
+    assert not may_defer(tvl1, gpu, flow, None)
+    assert not may_defer(tvl1, gpu, None, lambda *_: None)
+    assert not may_defer(own, gpu, None, None), "an estimator of the user's may keep a state"
+    assert not may_defer(unloaded, gpu, None, None), "a bad frame causes no download"
+    assert network is not unloaded
+    network.estimator._origin = {"weights": "loaded"}  # type: ignore[attr-defined]
+    assert may_defer(network, gpu, None, None)
+
+
+@pytest.mark.unit
+def test_estimate_queues_all_work_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Queueing(Ones):
+        accepts_unchecked_frames = True
+
+        def queue(self, frame1: torch.Tensor, _: torch.Tensor, **__: Any) -> QueuedFlow:
+            events.append("queue")
+            return QueuedFlow(torch.ones_like(frame1[:, :2]), lambda: events.append("wait"))
+
+        def __call__(self, *_: torch.Tensor, **__: Any) -> torch.Tensor:
+            raise AssertionError
+
+    class Derived(Queueing):
+        def __call__(self, frame1: torch.Tensor, *_: torch.Tensor, **__: Any) -> torch.Tensor:
+            return 2 * torch.ones_like(frame1[:, :2])
+
+    for name in ("measure", "report"):
+        method = getattr(_frames.ValueCheck, name)
+
+        def record(self: object, name: str = name, method: Any = method) -> None:
+            events.append(name)
+            method(self)
+
+        monkeypatch.setattr(_frames.ValueCheck, name, record)
+    monkeypatch.setattr(estimation, "_may_defer_value_check", lambda *_: True)
+    assert float(estimate(*FRAMES, Queueing()).flow.mean()) == 1.0
+    assert events == ["queue", "measure", "wait", "report", "measure"]
+    assert float(estimate(*FRAMES, Derived()).flow.mean()) == 2.0, "an overriding call is called"
 
 
 OWN = '''

@@ -67,7 +67,7 @@ def read_or_convert_frame(
     sources = _build_frame_sources([frame], name, transfer, color_order, reading)
     device = frame.device if isinstance(frame, Tensor) else torch.device("cpu")
     values = _stack_frames(sources, [source.read() for source in sources], device)
-    _check_value_range([(values, sources)])
+    ValueCheck([(values, sources)]).report()
     return values[0]
 
 
@@ -80,6 +80,8 @@ class FrameBatches(NamedTuple):
     """bool [B, H, W] each: where the frames are known; None: everywhere."""
     bars: Bars | None = None
     """Bars that all of these frames have."""
+    value_check: ValueCheck | None = None
+    """Check of the values that is still to be reported; None: the values are checked."""
 
     def crop_to_picture(self) -> FrameBatches:
         """Return the batches without the bars."""
@@ -87,7 +89,7 @@ class FrameBatches(NamedTuple):
             return self
         first, second = (self.bars.crop(frames) for frames in self.frames)
         valid1, valid2 = (None if valid is None else self.bars.crop(valid) for valid in self.valid)
-        return FrameBatches((first, second), (valid1, valid2))
+        return FrameBatches((first, second), (valid1, valid2), value_check=self.value_check)
 
 
 def read_into_batches(
@@ -97,12 +99,15 @@ def read_into_batches(
     transfer: str,
     device: torch.device,
     color_order: str = "rgb",
+    *,
+    defers_value_check: bool = False,
     **reading: Any,
 ) -> FrameBatches:
     """Return first and second frames as two batches [B, C, H, W] float32 on ``device``, of one size.
 
-    The values of all frames are checked on the device, with one copy of a few numbers to the host. If only one of the
-    two has colour, the other is expanded to three channels. Bars are looked for unless a frame is on a GPU.
+    The values of all frames are checked on the device, with one copy of a few numbers to the host;
+    ``defers_value_check`` leaves that to the caller (``value_check``). If only one of the two has colour, the other is
+    expanded to three channels. Bars are looked for unless a frame is on a GPU.
     """
     sources1, sources2 = (
         _build_frame_sources(frames, name, transfer, color_order, reading)
@@ -122,12 +127,14 @@ def read_into_batches(
     sizes = [f"{frame.shape[3]}×{frame.shape[2]}" for frame in (first, second)]
     _check.require(sizes[0] == sizes[1], sources2[0].name, f"{sizes[0]} pixels like {sources1[0].name}", sizes[1])
     _check.require(first[0, 0].numel() > 1, sources1[0].name, "more than one pixel", sizes[0])
-    _check_value_range([(first, sources1), (second, sources2)])
+    value_check = ValueCheck([(first, sources1), (second, sources2)])
+    if not defers_value_check:
+        value_check.report()
     if first.shape[1] != second.shape[1]:
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (first, second))
     bars = find_bars(first.shape[2:], [lines for frame in frames for lines in frame.lines])
     valid = _stack_valid_masks(frames1, device), _stack_valid_masks(frames2, device)
-    return FrameBatches((first, second), valid, bars)
+    return FrameBatches((first, second), valid, bars, value_check if defers_value_check else None)
 
 
 def fill_unknown_pixels(
@@ -159,7 +166,7 @@ def check_pair(frame1: Tensor, frame2: Tensor) -> None:
 
 def warn_about_value_range(frame: Tensor, name: str) -> bool:
     """Warn if the values of a frame [C, H, W] cannot be meant as 0 ... 1, and return whether it did."""
-    return _warn_about_value_range(_measure_value_range(frame[None]).tolist(), name, 4)
+    return _warn_about_value_range(torch.stack(_measure_value_range(frame[None])).tolist(), name, 4)
 
 
 class _ReadFrame(NamedTuple):
@@ -331,30 +338,42 @@ def _scale_integers_to_unit_range(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32)
 
 
-def _measure_value_range(batch: Tensor) -> Tensor:
-    """Return lowest, highest and mean value, the mean of the brightest item, as a tensor [3] on the batch's device."""
+def _measure_value_range(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return lowest, highest and mean value, the mean of the brightest item, on the batch's device."""
     low, high = torch.aminmax(batch)
-    mean = batch.mean() if len(batch) == 1 else batch.flatten(1).mean(1).amax()
-    return torch.stack((low, high, mean))
+    return low, high, batch.mean() if len(batch) == 1 else batch.flatten(1).mean(1).amax()
 
 
-def _check_value_range(batches: Sequence[_Batch]) -> None:
-    """Refuse frames that are not finite or have values of 0 ... 255, and warn once of others beyond 0 ... 1."""
-    float_batches = [(batch, sources) for batch, sources in batches if not all(source.is_integer for source in sources)]
-    if not float_batches:
-        return
-    ranges = torch.stack([_measure_value_range(batch) for batch, _ in float_batches])
-    measures = ranges.tolist()  # the one copy to the host
-    warned = False
-    for (_, sources), values in zip(float_batches, measures, strict=True):
-        name = sources[0].name
-        _check.require(bool(np.isfinite(values).all()), name, "finite values", "NaN or infinity")
-        if _is_too_bright(values) and any(source.needs_range_check for source in sources):
-            raise InputError(
-                f"{name}: expected values of 0 ... 1, got {_describe_value_range(values)}; divide by 255 or pass "
-                "uint8, or name the transfer of linear light or of a camera's curve"
-            )
-        warned = warned or _warn_about_value_range(values, name, 5)
+class ValueCheck:
+    """Check of frames' values, whose numbers a GPU can compute while the host does something else."""
+
+    def __init__(self, batches: Sequence[_Batch]) -> None:
+        self._batches = [
+            (batch, sources) for batch, sources in batches if not all(source.is_integer for source in sources)
+        ]
+        self._ranges: Tensor | None = None
+
+    def measure(self) -> None:
+        """Compute the numbers on the frames' device."""
+        if self._batches and self._ranges is None:
+            self._ranges = torch.stack([value for batch, _ in self._batches for value in _measure_value_range(batch)])
+
+    def report(self) -> None:
+        """Refuse frames that are not finite or have values of 0 ... 255, and warn once of others beyond 0 ... 1."""
+        self.measure()
+        if self._ranges is None:
+            return
+        ranges = self._ranges.view(-1, 3).tolist()  # the one copy to the host
+        warned = False
+        for (_, sources), values in zip(self._batches, ranges, strict=True):
+            name = sources[0].name
+            _check.require(bool(np.isfinite(values).all()), name, "finite values", "NaN or infinity")
+            if _is_too_bright(values) and any(source.needs_range_check for source in sources):
+                raise InputError(
+                    f"{name}: expected values of 0 ... 1, got {_describe_value_range(values)}; divide by 255 or pass "
+                    "uint8, or name the transfer of linear light or of a camera's curve"
+                )
+            warned = warned or _warn_about_value_range(values, name, 5)
 
 
 def _is_too_bright(values: Sequence[float]) -> bool:

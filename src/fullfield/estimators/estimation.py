@@ -21,7 +21,13 @@ from fullfield.estimators._frames import Frame, FrameBatches, read_into_batches
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.estimators.bars import find_bars_of_frames
 from fullfield.estimators.flow import Flow
-from fullfield.estimators.protocol import Estimator, Progress, check_estimator
+from fullfield.estimators.protocol import (
+    Estimator,
+    Progress,
+    check_estimator,
+    may_receive_unchecked_frames,
+    queue_flow,
+)
 from fullfield.estimators.refined import SHARED_REFINERS, RefinedDirections, choose_refined_estimator
 from fullfield.estimators.registry import (
     DEFAULT_METHOD,
@@ -33,6 +39,7 @@ from fullfield.estimators.registry import (
 )
 from fullfield.ops._filling import interpolate_unknown_pixels
 from fullfield.ops.devices import AUTO, resolve_device
+from fullfield.ops.tvl1.frames import QueuedFlow
 
 if TYPE_CHECKING:
     from fullfield._config import Config
@@ -67,7 +74,7 @@ def build_estimator(
     else:
         _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe_value(config))
         _check.require(preset is None, "preset", "None with a config", repr(preset))
-    own_parameters = config.as_dict()
+    own_parameters = [field.name for field in fields(config)]
     for parameter in parameters:
         if parameter not in own_parameters:
             owners = [
@@ -76,11 +83,11 @@ def build_estimator(
                 if parameter in {field.name for field in fields(entry.import_config_class())}
             ]
             came = f"one of method={' or '.join(map(repr, owners))}" if owners else "an unknown one"
-            hint = "" if owners else _check.suggest_nearest(parameter, list(own_parameters))
+            hint = "" if owners else _check.suggest_nearest(parameter, own_parameters)
             raise InputError(
                 f"{parameter}: expected a parameter of {name} ({', '.join(own_parameters)}), got {came}{hint}"
             )
-    config = config.replace(**parameters)
+    config = config.replace(**parameters) if parameters else config
     if isinstance(entry, CustomMethod):  # it may keep a state, such as the flow before
         return entry.build_estimator(name, config, backend)
     return _build_cached_estimator(name, config, backend)
@@ -221,7 +228,10 @@ def estimate(
         # Choose the device, read the frames onto it and check that they fit together; read where the flow starts.
         target = _choose_and_check_device(device, (frame1, frame2))
         names = ("frame1", "frame2")
-        pairs = read_into_batches([frame1], [frame2], names, transfer, target, color_order=color_order, **reading)
+        defers = _may_defer_value_check(estimator, target, initial_flow, progress)
+        pairs = read_into_batches(
+            [frame1], [frame2], names, transfer, target, color_order, defers_value_check=defers, **reading
+        )
         start = None if initial_flow is None else _read_initial_flows([initial_flow], pairs.frames[0])
         frame_window = _read_exr_window(frame1, reading)
 
@@ -310,7 +320,10 @@ def estimate_batch(
     with limit_threads(threads):
         target = _choose_and_check_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
         names = ("frames1", "frames2")
-        pairs = read_into_batches(frames1, frames2, names, transfer, target, color_order=color_order, **reading)
+        defers = _may_defer_value_check(estimator, target, initial_flow, progress)
+        pairs = read_into_batches(
+            frames1, frames2, names, transfer, target, color_order, defers_value_check=defers, **reading
+        )
         start = None if initial_flow is None else _read_initial_flows(initial_flow, pairs.frames[0])
         return _estimate_pairs(estimator, pairs, start, refine, reliability, progress)
 
@@ -362,6 +375,17 @@ def _choose_and_check_device(device: str | torch.device, frames: Sequence[object
     return target
 
 
+def _may_defer_value_check(
+    estimator: Estimator, device: torch.device, initial_flow: object, progress: Progress | None
+) -> bool:
+    """Return whether the check of the frames' values should and may be read after the flow.
+
+    Until then a GPU computes without waiting for the host. Nobody notices, since the first error stays that of a frame.
+    """
+    nothing_precedes = initial_flow is None and progress is None
+    return device.type == "cuda" and nothing_precedes and may_receive_unchecked_frames(estimator)
+
+
 def _estimate_pairs(
     estimator: Estimator,
     pairs: FrameBatches,  # on the device to compute on
@@ -371,7 +395,28 @@ def _estimate_pairs(
     progress: Progress | None,
     window: FrameWindow | None = None,
 ) -> list[Flow]:
-    """Estimate the flow of pairs that were read and checked, refine it and judge it."""
+    """Estimate the flow of pairs that were read, refine it and judge it; a bad frame is the first error."""
+    try:
+        flows = _estimate_unchecked_pairs(estimator, pairs, initial_flow, refine, reliability, progress, window)
+    except Exception:
+        if pairs.value_check is not None:
+            pairs.value_check.report()
+        raise
+    if pairs.value_check is not None:
+        pairs.value_check.report()
+    return flows
+
+
+def _estimate_unchecked_pairs(
+    estimator: Estimator,
+    pairs: FrameBatches,
+    initial_flow: Tensor | None,
+    refine: bool,
+    reliability: bool,
+    progress: Progress | None,
+    window: FrameWindow | None,
+) -> list[Flow]:
+    """Do as :func:`_estimate_pairs` does, but leave the check of the frames' values to it."""
     for name, value in (("refine", refine), ("reliability", reliability)):
         _check.require(isinstance(value, bool), name, "True or False", value)
     started_at = time.perf_counter()
@@ -382,13 +427,17 @@ def _estimate_pairs(
     # Estimate the flow and refine it. The refinement and the reliability need the backward flow as well.
     refiner = choose_refined_estimator(estimator, pairs.frames[0].device, refine=refine, needs_backward=reliability)
     source: Estimator = estimator if refiner is None else refiner
+    directions: RefinedDirections | None = None
     if refiner is None:
-        directions, flow = None, estimator(*pairs.frames, initial_flow=initial_flow, progress=progress)
+        queued = queue_flow(estimator, *pairs.frames, initial_flow=initial_flow, progress=progress)
     else:
         directions = refiner.estimate_both_directions(
             *pairs.frames, initial_flow=initial_flow, log_scale=reliability, progress=progress
         )
-        flow = directions.forward
+        queued = QueuedFlow(directions.forward)
+    flow = queued.flow
+    if pairs.value_check is not None:
+        pairs.value_check.measure()
     flow = _interpolate_invalid_vectors(flow, pairs.valid[0])
 
     # Judge where the flow is occluded and how probably it is right.
@@ -399,14 +448,17 @@ def _estimate_pairs(
         judged = _compute_occlusion_and_confidence(pairs, flow, directions)
         stages["reliability"] = time.perf_counter() - judging_started_at
 
-    # Check the flow, which waits for the device.
-    flow = _convert_and_check_flow(flow, source, pairs.frames[0])
+    # Check the flow. This waits for the device, so what is to be computed there is queued before.
+    flow = _convert_flow(flow, source, pairs.frames[0])
+    everywhere = torch.ones(flow.shape[2:], dtype=torch.bool, device=flow.device).expand(len(flow), -1, -1)
+    extremes = torch.stack(torch.aminmax(flow))
+    queued.check()
+    _check_finite_flow(flow, extremes, source)
     seconds = time.perf_counter() - started_at
     _log_estimation(source, flow, seconds)
 
     # Return the flow of each pair with how it was computed.
     origin = source.method, source.backend, dict(source.parameters), seconds, window
-    everywhere = torch.ones(flow.shape[2:], dtype=torch.bool, device=flow.device).expand(len(flow), -1, -1)
     valid = everywhere if pairs.valid[0] is None else pairs.valid[0]
     if bars is not None:
         flow, valid = bars.pad(flow, 0.0), bars.pad(valid, False)
@@ -438,15 +490,16 @@ def _compute_occlusion_and_confidence(
     return occlusion.float(), confidence.float()
 
 
-def _convert_and_check_flow(flow: Tensor, estimator: Estimator, frame1: Tensor) -> Tensor:
-    """Return a flow of ``frame1`` [B, C, H, W] as float32 [B, 2, H, W] on its device; SetupError if it is not finite.
-
-    One number is copied to the host.
-    """
+def _convert_flow(flow: Tensor, estimator: Estimator, frame1: Tensor) -> Tensor:
+    """Return a flow of ``frame1`` [B, C, H, W] as float32 [B, 2, H, W] on its device."""
     shape = (len(frame1), 2, *frame1.shape[2:])
-    flow = _check.check_tensor(flow, f"the flow of {estimator.method}", shape).to(frame1.device, torch.float32)
-    if bool(flow.isfinite().all()):
-        return flow
+    return _check.check_tensor(flow, f"the flow of {estimator.method}", shape).to(frame1.device, torch.float32)
+
+
+def _check_finite_flow(flow: Tensor, extremes: Tensor, estimator: Estimator) -> None:
+    """Raise a SetupError if a flow [B, 2, H, W], whose lowest and highest value are ``extremes``, is not finite."""
+    if np.isfinite(extremes.tolist()).all():  # the extremes of values with NaN are NaN
+        return
     lost = int((~flow.isfinite()).any(1).sum())
     half = str(estimator.parameters.get("precision")) in _HALF
     reason = "overflowed in half precision (precision='exact' computes in float32), or " if half else ""

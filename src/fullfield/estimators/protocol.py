@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.estimators._still import StillAreas
+from fullfield.ops.tvl1.frames import QueuedFlow
 
 Progress: TypeAlias = Callable[[float, str], None]
 """Callback that receives the fraction done and the current step."""
@@ -41,6 +42,10 @@ class Estimator(Protocol):
     An estimator that computes both directions faster than two calls also has a method ``bidirectional`` with the same
     arguments, which returns a :class:`BidirectionalFlow`. One that has a still faster backward flow for refinements has
     ``estimate_with_rough_backward``. One whose backend can be requested has ``requested_backend``.
+
+    One that keeps nothing of a call and computes a flow of any values has ``accepts_unchecked_frames``: on a GPU,
+    :func:`estimate` reads its check of the frames' values after the flow. One that can leave a flow to the GPU without
+    waiting has ``queue``, which returns a :class:`fullfield.ops.tvl1.frames.QueuedFlow`.
     """
 
     @property
@@ -95,6 +100,21 @@ def find_rough_backward_method(estimator: Estimator) -> Callable[..., FlowWithRo
     return method
 
 
+def may_receive_unchecked_frames(estimator: Estimator) -> bool:
+    """Return whether the estimator may run on frames whose values are checked at the end."""
+    return bool(getattr(estimator, "accepts_unchecked_frames", False))
+
+
+def queue_flow(estimator: Estimator, frame1: Tensor, frame2: Tensor, **options: Any) -> QueuedFlow:
+    """Estimate the flow as a call does, but without waiting for the GPU if the estimator has a method ``queue``."""
+    queue: Callable[..., QueuedFlow] | None = getattr(estimator, "queue", None)
+    # A subclass that overrides the call alone is called.
+    definer = next(kind for kind in type(estimator).__mro__ if "__call__" in vars(kind))
+    if queue is None or "queue" not in vars(definer):
+        return QueuedFlow(estimator(frame1, frame2, **options))
+    return queue(frame1, frame2, **options)
+
+
 def get_requested_backend(estimator: Estimator) -> str | None:
     """Return the backend that was requested of the estimator; None if it chooses or cannot be requested."""
     backend: str | None = getattr(estimator, "requested_backend", None)
@@ -137,6 +157,11 @@ class LoadingEstimator(BackendRequest):
     method: str
     config: Any
 
+    @property
+    def accepts_unchecked_frames(self) -> bool:
+        """Whether the network is loaded: bad frames cause no download."""
+        return bool(self._origin)
+
     def _reset_to_unloaded(self) -> None:
         """Set the attributes that copies do not share to those of an estimator that has not loaded its network."""
         self._lock = threading.RLock()
@@ -168,6 +193,11 @@ class WrappingEstimator(BackendRequest):
     def method(self) -> str:
         """Method of the wrapped estimator."""
         return self.estimator.method
+
+    @property
+    def accepts_unchecked_frames(self) -> bool:
+        """Whether the wrapped estimator does."""
+        return may_receive_unchecked_frames(self.estimator)
 
     @property
     def requested_backend(self) -> str | None:

@@ -58,6 +58,11 @@ class PtlflowEstimator(LoadingEstimator):
 
     config: PtlflowSettings
 
+    @property
+    def accepts_unchecked_frames(self) -> bool:
+        """False, because a model of others may do anything with bad values."""
+        return False
+
     def __init__(self, name: str, config: PtlflowSettings | None = None, *, backend: str | None = None) -> None:
         from fullfield.integrations.ptlflow import FRAME_COUNTS
 

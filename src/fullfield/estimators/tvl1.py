@@ -13,6 +13,7 @@ from fullfield.estimators._devices import check_usable_after_fork
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators.protocol import BackendRequest, Progress
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, list_backends
+from fullfield.ops.tvl1.frames import QueuedFlow
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1 import PersistentSolver
@@ -27,6 +28,7 @@ class TVL1Estimator(BackendRequest):
     """
 
     method = "tvl1"
+    accepts_unchecked_frames = True
 
     def __init__(self, config: TVL1Config | None = None, *, backend: str | None = None) -> None:
         self.config = TVL1Config() if config is None else config
@@ -81,13 +83,21 @@ class TVL1Estimator(BackendRequest):
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
+        queued = self.queue(frame1, frame2, initial_flow=initial_flow, progress=progress)
+        queued.check()
+        return queued.flow
+
+    def queue(
+        self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
+    ) -> QueuedFlow:
+        """Queue the flow on a GPU without waiting for it; see :class:`Estimator`."""
         _check.check_tensor(frame1, "frame1", ("B", "C", "H", "W"))
         check_usable_after_fork(frame1.device)
         dtype = torch.float64 if frame1.dtype == torch.float64 else torch.float32
         size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, dtype)
         with self._solvers.borrow_solver(size) as solver:
             self._used = solver.backend
-            return solver(frame1, frame2, initial_flow=initial_flow, progress=progress)
+            return solver.queue(frame1, frame2, initial_flow=initial_flow, progress=progress)
 
     def create_video_solver(self, size: tuple[int, int], device: torch.device) -> PersistentSolver | None:
         """Return a solver for video that keeps frames and flow on the GPU; None if one cannot run with this setting."""

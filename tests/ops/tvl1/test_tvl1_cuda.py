@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from gpu_modes import no_waiting
 from torch import Tensor
 
 from fullfield import InputError, estimate
+from fullfield.estimators import TVL1Estimator
 from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, list_backends, tvl1
 from tests.oracles.tvl1 import VARIANTS
 
@@ -109,6 +111,44 @@ def test_tvl1_cuda_graphs_equal_launches() -> None:
         assert torch.equal(solver(*frames, progress=lambda fraction, _: seen.append(fraction)), kept)  # noqa: B023
         assert seen == sorted(seen)
         assert seen[-1] == pytest.approx(1.0)
+
+
+def test_tvl1_queue_waits_only_in_check() -> None:
+    frames, config = scene(90, 131), QUICK
+    solver, estimator = TVL1Solver(90, 131, config, device="cuda"), TVL1Estimator(config)
+    for _ in range(2):  # the second call records a graph
+        expected = solver(*frames)
+        estimator(*frames)
+    bad = frames[0], frames[1].clone()
+    bad[1][0, 0, 5, 7] = float("nan")
+    with no_waiting():
+        queued = [solver.queue(*frames), estimator.queue(*frames), solver.queue(*bad)]
+    for one in queued[:2]:
+        one.check()
+        assert torch.equal(one.flow, expected)
+    with pytest.raises(InputError, match="frame2: expected finite values, got NaN or infinity"):
+        queued[2].check()
+
+
+@pytest.mark.parametrize("method", ["tvl1", "auto"])
+def test_estimate_refuses_bad_frames_on_gpu_as_on_cpu(method: str) -> None:
+    first, second = (frame[0] for frame in scene(90, 131, channels=3))
+    expected = estimate(first, second, method)
+    assert torch.equal(estimate(first, second, method).flow, expected.flow)
+    bad = first.clone()
+    bad[1, 5, 7] = float("inf")
+    for pair, message in (
+        ((bad, second), "^frame1: expected finite values, got NaN or infinity$"),
+        ((first, bad), "^frame2: expected finite values, got NaN or infinity$"),
+        ((first, 255 * second), r"^frame2: expected values of 0 \.\.\. 1, got .*; divide by 255"),
+        ((first, 1e30 * second), r"^frame2: expected values of 0 \.\.\. 1, got .*; divide by 255"),
+    ):
+        with pytest.raises(InputError, match=message):
+            estimate(*pair, method)
+    with pytest.warns(UserWarning, match=r"^frame1: frames are expected in 0 \.\.\. 1") as warned:
+        estimate(first - 0.5, second, method)
+    assert [Path(one.filename).name for one in warned] == [Path(__file__).name]
+    assert torch.equal(estimate(first, second, method).flow, expected.flow)
 
 
 def test_tvl1_cuda_works_in_streams_and_graphs() -> None:

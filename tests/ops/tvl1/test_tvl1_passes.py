@@ -585,15 +585,21 @@ def test_tvl1_solver_refuses_nonfinite_and_solves_batches() -> None:
     still, moving = scene(35, 40, shift=0), scene(35, 40, shift=3)
     frames = tuple(torch.cat(pair) for pair in zip(still, moving, strict=True))
     solver, messages = solver_module.CudaSolver(35, 40, config, CPU), list[str]()
-    flow = solver(frames[0], frames[1], None, lambda _, where: messages.append(where))
+
+    def solve(*arguments: Any) -> Tensor:
+        queued = solver.queue(*arguments)
+        queued.check()
+        return queued.flow
+
+    flow = solve(frames[0], frames[1], None, lambda _, where: messages.append(where))
     for item, pair in enumerate((still, moving)):
-        assert torch.equal(solver(*pair, None, None)[0], flow[item])
+        assert torch.equal(solve(*pair, None, None)[0], flow[item])
     assert messages[0].startswith("level 1 of")
     double = [frame.double() for frame in moving]
-    assert torch.equal(solver(double[0], double[1], None, None), solver(*moving, None, None))
-    assert solver(frames[0][:0], frames[1][:0], None, None).shape == (0, 2, 35, 40)
+    assert torch.equal(solve(double[0], double[1], None, None), solve(*moving, None, None))
+    assert solve(frames[0][:0], frames[1][:0], None, None).shape == (0, 2, 35, 40)
     moving[1][0, 0, 20, 20] = float("nan")
     with pytest.raises(InputError, match="frame2: expected finite values"):
-        solver(*moving, None, None)
+        solve(*moving, None, None)
     with pytest.raises(InputError, match="initial_flow: expected finite values"):
-        solver(*still, torch.full((1, 2, 35, 40), float("nan")), None)
+        solve(*still, torch.full((1, 2, 35, 40), float("nan")), None)

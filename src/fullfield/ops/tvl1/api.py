@@ -15,7 +15,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.ops._backends import Backends
 from fullfield.ops.tvl1.config import TVL1Config
-from fullfield.ops.tvl1.frames import add_device_index, check_and_detach_frame, check_solver_arguments
+from fullfield.ops.tvl1.frames import QueuedFlow, add_device_index, check_and_detach_frame, check_solver_arguments
 
 BACKENDS = ("cuda", "cpu", "reference")
 """In order of preference."""
@@ -88,6 +88,22 @@ class TVL1Solver:
         ``progress(fraction, where)`` is called after every warp. Raises InputError for tensors of another size, type
         or device than the solver's, and for frames that hold NaN or infinity.
         """
+        queued = self.queue(frame1, frame2, initial_flow=initial_flow, progress=progress)
+        queued.check()
+        return queued.flow
+
+    def queue(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        *,
+        initial_flow: Tensor | None = None,
+        progress: Callable[[float, str], None] | None = None,
+    ) -> QueuedFlow:
+        """Do as a call does, but wait for a GPU and look at the flags only in the result's ``check``.
+
+        Until ``check`` has returned, the flow may be of frames that a call refuses.
+        """
         first, second = (
             check_and_detach_frame(frame, name, self.height, self.width, self.device)
             for frame, name in ((frame1, "frame1"), (frame2, "frame2"))
@@ -101,8 +117,11 @@ class TVL1Solver:
         if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
+            if self.backend == "cuda":
+                queued: QueuedFlow = self._solver.queue(first, second, start, progress)
+                return queued
             flow: Tensor = self._solver(first, second, start, progress)
-        return flow
+        return QueuedFlow(flow)
 
 
 # The fields of TVL1Config one by one, since a schema holds plain values only and torch.compile traces plain values.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,14 @@ LONGEST_SIDE = 2**24 - 1
 BRIGHTEST = 1e6
 FINITE_FLOW = "a finite flow; the frames or parameters are too extreme"
 _LUMA = (0.299, 0.587, 0.114)  # Rec. 601, as cameras' and film's sRGB frames are commonly made grey
+
+
+class QueuedFlow(NamedTuple):
+    """Flow that a GPU may still be computing, and the check that waits for it."""
+
+    flow: Tensor  # [B, 2, H, W]
+    check: Callable[[], None] = lambda: None
+    """Wait for the flow; InputError if values of the frames or the flow are out of range."""
 
 
 def check_frame_size(height: int, width: int) -> None:

@@ -12,7 +12,7 @@ from fullfield.ops._launching import FRAMES
 from fullfield.ops._recording import StreamOrderedCalls, record_cuda_graph
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.frames import FINITE_FLOW, check_finite, check_frame_values
+from fullfield.ops.tvl1.frames import FINITE_FLOW, QueuedFlow, check_finite, check_frame_values
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.frames import Progress
@@ -32,22 +32,26 @@ class CudaSolver:
         self._used = self._started = False
         self._in_order = StreamOrderedCalls(device)
 
-    def __call__(
+    def queue(
         self, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None
-    ) -> Tensor:
-        """Estimate the flow of a batch of pairs; arguments as in ``create_solver`` in ``cpu.py``."""
+    ) -> QueuedFlow:
+        """Queue the flow of a batch of pairs; arguments as in ``create_solver`` in ``cpu.py``."""
         if len(frame1) == 0:
-            return frame1.new_empty(0, 2, *self._size, dtype=torch.float32)
+            return QueuedFlow(frame1.new_empty(0, 2, *self._size, dtype=torch.float32))
         if frame1.dtype != frame2.dtype or frame1.dtype not in FRAMES:
             frame1, frame2 = frame1.float(), frame2.float()
         flow, flags = self.launch_pair(frame1, frame2, initial_flow, progress)
-        if not torch.cuda.is_current_stream_capturing() and int(flags):
+
+        def check() -> None:
+            if torch.cuda.is_current_stream_capturing() or not int(flags):
+                return
             check_frame_values(frame1, "frame1")
             check_frame_values(frame2, "frame2")
             if initial_flow is not None:
                 check_finite(initial_flow, "initial_flow")
             check_finite(flow, "flow", FINITE_FLOW)
-        return flow
+
+        return QueuedFlow(flow, check)
 
     def launch_pair(
         self,
