@@ -21,4 +21,4 @@ print(f"{flow.width}×{flow.height} in {flow.seconds:.2f} s, mean motion ({u.mea
 
 flow.save("flow.flo")
 write_image("flow.png", flow_to_image(flow.flow))
-write_image("overlay.png", draw_overlay(flow.flow, read_frame(first), arrows=24))
+write_image("overlay.png", draw_overlay(flow.flow, read_frame(first), arrow_step=24))

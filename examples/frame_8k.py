@@ -42,5 +42,5 @@ print(f"rounding to half floats: {float((stored - flow.flow.cpu()).abs().max()):
 # %%
 # Draw the flow: hue is direction, and the pure colour is the longest motion.
 write_image("flow.png", flow_to_image(stored))
-write_image("overlay.png", draw_overlay(stored, scene.frame1, arrows=24))
+write_image("overlay.png", draw_overlay(stored, scene.frame1, arrow_step=24))
 print(f"colour scale: 0 to {measure_max_motion(stored):.1f} px")

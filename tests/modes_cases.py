@@ -514,7 +514,7 @@ def _() -> Any:
 )
 def _() -> Any:
     first = frames(3, 24, 32)[0].to(F32) / 255
-    made = [viz.flow_to_image(flow()), FlowColors(5.0).draw(flow()), viz.draw_overlay(flow(), first, arrows=8)]
+    made = [viz.flow_to_image(flow()), FlowColors(5.0).draw(flow()), viz.draw_overlay(flow(), first, arrow_step=8)]
     errors = viz.draw_error_map(flow() + 1, flow())
     return [
         *made,

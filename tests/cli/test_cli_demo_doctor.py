@@ -84,14 +84,14 @@ def test_demo_flow_matches_its_frames(cli: Any, tmp_path: Path) -> None:
 
 
 # Most of a call's time goes into these two, which only a few tests look at.
-MAIN_JOB, COLOURS = functools.cache(doctor._run_trial_estimation), functools.cache(doctor._describe_color_management)
+MAIN_JOB, COLOURS = functools.cache(doctor._measure_trial_time_and_epe), functools.cache(doctor._load_ocio_config_info)
 
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main job and colour management are tried once in this process."""
-    monkeypatch.setattr(doctor, "_run_trial_estimation", MAIN_JOB)
-    monkeypatch.setattr(doctor, "_describe_color_management", COLOURS)
+    monkeypatch.setattr(doctor, "_measure_trial_time_and_epe", MAIN_JOB)
+    monkeypatch.setattr(doctor, "_load_ocio_config_info", COLOURS)
 
 
 def test_doctor_json_reports_backends_and_versions(cli: Any) -> None:
@@ -246,9 +246,9 @@ def test_doctor_exits_with_2_when_estimate_fails(cli: Any, monkeypatch: pytest.M
 
     monkeypatch.setattr(fullfield.estimators.estimation, "estimate", broken)
     monkeypatch.setattr("fullfield.ops.tvl1.list_backends", broken)
-    monkeypatch.setattr("fullfield.cli.doctor._check_and_describe_kernel_cache", broken)
-    monkeypatch.setattr("fullfield.cli.doctor._describe_system", broken)
-    monkeypatch.setattr("fullfield.cli.doctor._describe_color_management", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._find_tvl1_kernel_cache_and_check_warm", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._collect_platform_info", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._load_ocio_config_info", broken)
     ran = cli("doctor")
     assert ran.code == 2
     assert "main job      fails: RuntimeError: illegal instruction" in ran.out

@@ -65,14 +65,14 @@ def test_fork_guard_keeps_one_thread_with_old_openmp(monkeypatch: pytest.MonkeyP
 
     threads = torch.get_num_threads()
     guard = forks._ForkGuard()
-    monkeypatch.setattr(forks, "_stop_openmp_threads", lambda: False)
+    monkeypatch.setattr(forks, "_try_stopping_gnu_openmp_threads", lambda: False)
     try:
         torch.set_num_threads(2)
-        guard.stop_pool_threads()
-        guard.restore_pool_sizes()
+        guard.lock_and_stop_pools()
+        guard.restore_pools_and_unlock()
         assert torch.get_num_threads() == 2
-        guard.stop_pool_threads()
-        guard.reset_to_one_thread()
+        guard.lock_and_stop_pools()
+        guard.reset_in_child()
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)

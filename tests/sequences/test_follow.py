@@ -19,7 +19,7 @@ from fullfield.ops.warping import warp_planes
 from fullfield.sequences import follow_pool, worker
 from fullfield.sequences.follow import follow_frames
 from fullfield.sequences.follow_job import FollowJob, run_follow
-from fullfield.sequences.follow_pool import run_follow_on_devices, split_at_reference
+from fullfield.sequences.follow_pool import split_into_nonempty_sides, write_reference_flows_on_devices
 from fullfield.sequences.names import find_frame_files
 from fullfield.sequences.outputs import Output
 from fullfield.sequences.tracking import (
@@ -286,7 +286,7 @@ def test_follow_on_two_devices_equals_one() -> None:
         settled, plan = job.plan_missing_frames(job.build_prepared_estimator(), job.open_plates())
         tasks.append((settled, plan.missing))
     reported: list[int] = []
-    outcomes = run_follow_on_devices(tasks, ["cpu", "cpu"], report=reported.append)
+    outcomes = write_reference_flows_on_devices(tasks, ["cpu", "cpu"], report_frame=reported.append)
     assert [outcome.written for outcome in outcomes] == [numbers, numbers]
     assert sorted(reported) == sorted(2 * numbers)
     for reference in (1003, 1006):
@@ -302,7 +302,7 @@ def test_run_follow_on_devices_refuses_unusable_method() -> None:
     job = follow_job("ref.%04d.exr", [1001, 1002], 1001)
     settled, plan = job.plan_missing_frames(job.build_prepared_estimator(), job.open_plates())
     with pytest.raises(InputError, match="no_such"):
-        run_follow_on_devices([(replace(settled, method="no_such"), plan.missing)], ["cpu", "cpu"])
+        write_reference_flows_on_devices([(replace(settled, method="no_such"), plan.missing)], ["cpu", "cpu"])
 
 
 @pytest.mark.usefixtures("plates")
@@ -323,9 +323,9 @@ def test_follow_device_process_sends_errors(monkeypatch: pytest.MonkeyPatch, err
 
 
 def test_split_at_reference_shares_no_frames() -> None:
-    assert split_at_reference([5, 1, 3, 4], 3) == [[3, 4, 5], [1]]
-    assert split_at_reference([5, 4], 9) == [[4, 5]]
-    assert split_at_reference([], 9) == []
+    assert split_into_nonempty_sides([5, 1, 3, 4], 3) == [[3, 4, 5], [1]]
+    assert split_into_nonempty_sides([5, 4], 9) == [[4, 5]]
+    assert split_into_nonempty_sides([], 9) == []
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 8, 9, 20, 40, 41, 100])

@@ -144,7 +144,7 @@ def test_viz_functions_are_independent_of_blocks(monkeypatch):
 
     def everything():
         error = viz.draw_error_map(flow, flow + random_flow(4, 40, 30, 1.0))
-        return [viz.flow_to_image(flow), viz.draw_overlay(flow, frame, arrows=9), error]
+        return [viz.flow_to_image(flow), viz.draw_overlay(flow, frame, arrow_step=9), error]
 
     whole = everything()
     monkeypatch.setattr("fullfield.viz._pixels._BLOCK_PIXELS", 70)
@@ -296,7 +296,7 @@ def arrow_pixels(angle, *, length=1.0, step=40):
     middle = step + step // 2
     flow[0, middle, middle], flow[1, middle, middle] = length * math.cos(angle), length * math.sin(angle)
     frame = torch.full((1, 3 * step, 3 * step), 0.5)
-    drawn = viz.draw_overlay(flow, frame, arrows=step, max_motion=1.0, opacity=0.0)
+    drawn = viz.draw_overlay(flow, frame, arrow_step=step, max_motion=1.0, opacity=0.0)
     y, x = (drawn[0] > 200).nonzero().T - middle
     return x.double(), y.double(), drawn
 
@@ -322,11 +322,15 @@ def test_overlay_arrows_are_proportional_to_known_flow():
     long, half = (arrow_pixels(0.0, length=length)[0] for length in (1.0, 0.5))
     assert float(half.max()) == pytest.approx(float(long.max()) / 2, abs=1.5)
     frame = torch.full((1, 50, 70), 0.5)
-    still = viz.draw_overlay(torch.zeros(2, 50, 70), frame, arrows=10)
+    still = viz.draw_overlay(torch.zeros(2, 50, 70), frame, arrow_step=10)
     assert bool((still == 128).all())
     flow = torch.full((2, 50, 70), math.nan)
-    assert bool((viz.draw_overlay(flow, frame, arrows=10) == 128).all())
-    assert viz.draw_overlay(torch.ones(2, 5, 4), torch.zeros(1, 5, 4), arrows=12).shape == (3, 5, 4)  # no cell's middle
+    assert bool((viz.draw_overlay(flow, frame, arrow_step=10) == 128).all())
+    assert viz.draw_overlay(torch.ones(2, 5, 4), torch.zeros(1, 5, 4), arrow_step=12).shape == (
+        3,
+        5,
+        4,
+    )  # no cell's middle
 
 
 # --- Sheets
@@ -411,7 +415,7 @@ FLOW, FRAME, PICTURE = torch.zeros(2, 8, 9), torch.zeros(3, 8, 9), torch.zeros(3
         (lambda: viz.draw_overlay(FLOW, torch.zeros(3, 8, 8)), "frame: expected the size of flow"),
         (lambda: viz.draw_overlay(FLOW, torch.zeros(2, 8, 9)), "frame: expected 1 or 3 channels"),
         (lambda: viz.draw_overlay(FLOW, FRAME, opacity=1.5), "opacity"),
-        (lambda: viz.draw_overlay(FLOW, FRAME, arrows=3), "arrows"),
+        (lambda: viz.draw_overlay(FLOW, FRAME, arrow_step=3), "arrow_step"),
         (lambda: viz.draw_error_map(FLOW, torch.zeros(2, 8, 8)), "truth: expected shape"),
         (lambda: viz.draw_error_map(FLOW, FLOW, max_error=-1.0), "max_error"),
         (lambda: viz.frame_to_image(PICTURE), "frame: expected dtype"),
@@ -434,7 +438,7 @@ from fullfield import viz
 from peak_memory import PeakMemory
 small = torch.ones(2, 80, 4096)
 viz.flow_to_image(small)
-viz.draw_overlay(small, torch.ones(1, 80, 4096), arrows=32)
+viz.draw_overlay(small, torch.ones(1, 80, 4096), arrow_step=32)
 flow = torch.full((2, 1716, 4096), 1.5)
 with PeakMemory() as memory:
     viz.flow_to_image(flow)

@@ -14,10 +14,10 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.options import (
     add_compression_options,
-    add_vector_encoding_options,
+    add_vector_reading_options,
     build_vector_reading,
-    get_compression_arguments,
     get_vector_arguments,
+    parse_compression_and_half,
 )
 from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, has_exr_suffix
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--st-map", action="store_true", help="write OUT.exr as an ST map instead of flow")
     parser.add_argument("--layer", metavar="NAME", help="EXR layer to read: forward, backward, ... [forward]")
     parser.add_argument("--part", metavar="PART", help="EXR part to read, by name or number [the first with flow]")
-    add_vector_encoding_options(parser)
+    add_vector_reading_options(parser)
     add_compression_options(parser)
     report.add_report_options(parser)
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(args: argparse.Namespace) -> int:
     """Convert one flow, or those of a shot, and report."""
     pairs = _list_input_output_pairs(args)
-    packing = get_compression_arguments(args)
+    packing = parse_compression_and_half(args)
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
     converted = [_convert_and_compare(args, source, output, packing) for source, output in pairs]

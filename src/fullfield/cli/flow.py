@@ -18,8 +18,8 @@ from fullfield.cli.options import (
     add_compression_options,
     add_frame_reading_options,
     add_layer_options,
-    get_compression_arguments,
     get_layer_arguments,
+    parse_compression_and_half,
     refuse_layer_options_without_flow,
 )
 from fullfield.cli.progress import ProgressBar
@@ -111,7 +111,7 @@ def run_command(args: argparse.Namespace) -> int:
     _check_file_options(args)
     choice = replace(methods.choose_method(args), scale=args.scale)
 
-    from fullfield.cli.options import read_frames
+    from fullfield.cli.options import read_and_fill_frames
     from fullfield.estimators.bars import measure_picture_size
 
     methods.limit_cpu_threads(args.threads)
@@ -121,7 +121,7 @@ def run_command(args: argparse.Namespace) -> int:
     with ProgressBar("flow", quiet=args.quiet) as progress, rename_arguments_in_errors(**words):
         progress(0.0, "reading")
         listed = [args.frame1, args.frame2, args.previous]
-        files = read_frames(args, [path for path in listed if path is not None])
+        files = read_and_fill_frames(args, [path for path in listed if path is not None])
         (frame1, frame2, *previous), window = files.frames, files.window
         initial = None if args.initial_flow is None else _read_initial_flow(args, frame1, window)
         watch.add_lap("load")
@@ -165,7 +165,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 def _check_file_options(args: argparse.Namespace) -> None:
     suffix = paths.get_checked_suffix(args.output, "--output", FLOW_WRITE_SUFFIXES)
-    get_compression_arguments(args)
+    parse_compression_and_half(args)
     if args.previous is not None and suffix != ".exr":
         raise InputError(f"--previous: expected an .exr output, which holds both directions, got {args.output}")
     refuse_layer_options_without_flow(args, "initial", args.initial_flow, "--initial-flow")
@@ -244,7 +244,7 @@ def _write_flow_or_rescue_file(
     outcome = _WrittenFlowFile(args.output)
     try:
         with paths.record_written_file(args.output):
-            io.write_flow(args.output, visualization.flow, **contents, **get_compression_arguments(args))
+            io.write_flow(args.output, visualization.flow, **contents, **parse_compression_and_half(args))
     except io.FlowRangeError as error:  # keep the work
         rescue = paths.build_unused_name(args.output, ".float.exr" if has_exr_suffix(args.output) else ".npy")
         with paths.record_written_file(rescue):

@@ -254,9 +254,9 @@ def _run_tasks_on_devices(
     report_frame = progress.build_frame_callback(sum(len(plan.missing) for _, plan in tasks))
     if len(devices) > 1:
         requested = [(job, plan.missing) for job, plan in tasks]
-        from fullfield.sequences.follow_pool import run_follow_on_devices
+        from fullfield.sequences.follow_pool import write_reference_flows_on_devices
 
-        yield from run_follow_on_devices(requested, devices, report=report_frame)
+        yield from write_reference_flows_on_devices(requested, devices, report_frame=report_frame)
         return
     for job, plan in tasks:
         outcome = sequences.run_follow(job, plan.missing, choice.estimator, job.open_plates(), report=report_frame)

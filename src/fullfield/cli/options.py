@@ -47,8 +47,8 @@ def add_command(command_parsers: Any, name: str, module: ModuleType) -> None:
     module.add_arguments(parser)
 
 
-def add_config_options(group: Any, config: type[Config]) -> list[str]:
-    """Add an option for each described field of a configuration, and return the names of these fields."""
+def add_config_options(group: Any, config: type[Config]) -> None:
+    """Add an option for each field of a configuration that has a help text."""
     fields = [field for field in dataclasses.fields(config) if "help" in field.metadata]
     for field in fields:
         option, kind = f"--{field.name.replace('_', '-')}", type(field.default)
@@ -58,7 +58,6 @@ def add_config_options(group: Any, config: type[Config]) -> list[str]:
             parse = {int: argtypes.parse_integer, float: argtypes.parse_finite_number}.get(kind)
             texts = {name: field.metadata[name] for name in ("help", "metavar")}
             group.add_argument(option, type=parse, default=field.default, **texts)
-    return [field.name for field in fields]
 
 
 def parse_device_names(text: str | None, device: str) -> list[str]:
@@ -139,7 +138,7 @@ def refuse_layer_options_without_flow(args: argparse.Namespace, prefix: str, pat
             raise InputError(f"--{prefix}-{name}: describes {source}, which is absent")
 
 
-def add_vector_encoding_options(parser: Any, prefix: str = "", source: str = "FLOW") -> None:
+def add_vector_reading_options(parser: Any, prefix: str = "", source: str = "FLOW") -> None:
     """Add the options that say how the vectors of a renderer are stored; with a prefix for one of several flows."""
     group = parser.add_argument_group(f"reading the vectors of {source}")
     names = "U,V" if prefix else "U,V[,U,V]"
@@ -165,7 +164,7 @@ def add_vector_encoding_options(parser: Any, prefix: str = "", source: str = "FL
 
 
 def get_vector_arguments(args: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
-    """Return the arguments of ``read_flow`` for :func:`add_vector_encoding_options`, without layer and part."""
+    """Return the arguments of ``read_flow`` for :func:`add_vector_reading_options`, without layer and part."""
     options = {"channels": "channels", "y_axis": "y_axis", "encoding": "encoding", "scale": "vector_scale"}
     values = {name: getattr(args, f"{prefix.replace('-', '_')}{option}", None) for name, option in options.items()}
     return {name: value for name, value in values.items() if value is not None}
@@ -192,7 +191,7 @@ def add_compression_options(group: Any, *, has_half_option: bool = True) -> None
     )
 
 
-def get_compression_arguments(args: argparse.Namespace) -> dict[str, Any]:
+def parse_compression_and_half(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of ``write_flow`` for these options; InputError if the format does not support one."""
     suffix = Path(args.output).suffix.lower()
     packing: dict[str, Any] = {}
@@ -220,10 +219,10 @@ class LoadedFrames(NamedTuple):
     """bool [H, W]: where the frames are known; None: everywhere."""
 
 
-def read_frames(args: argparse.Namespace, frames: Sequence[str], display_box: Box | None = None) -> LoadedFrames:
-    """Read frames of one size.
+def read_and_fill_frames(args: argparse.Namespace, paths: Sequence[str], data_box: Box | None = None) -> LoadedFrames:
+    """Read frames of one size, and fill their unknown pixels.
 
-    With ``--window data`` that is ``display_box``, or the smallest box that holds every data window, so that a pixel
+    With ``--window data`` that is ``data_box``, or the smallest box that holds every data window, so that a pixel
     has the same position in all frames. Otherwise the window is None unless the first frame is an EXR. A mask that is a
     pattern gets the number in the name of each frame.
     """
@@ -237,35 +236,35 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], display_box: Bo
     channels = {name: reading[name] for name in ("part", "layer") if name in reading}
     window = None
     if reading.get("window") == "data":
-        window = merge_frame_windows({frame: io.read_frame_window(frame, **channels) for frame in frames})
-        if display_box is not None:
-            window = window._replace(data=display_box)
+        window = merge_frame_windows({frame: io.read_frame_window(frame, **channels) for frame in paths})
+        if data_box is not None:
+            window = window._replace(data=data_box)
         reading["window"] = window.data
-    elif detect_format_and_size(Path(frames[0]))[0] == "openexr":
-        window = io.read_frame_window(frames[0], **channels)
+    elif detect_format_and_size(Path(paths[0]))[0] == "openexr":
+        window = io.read_frame_window(paths[0], **channels)
         window = window._replace(data=window.display)
     mask = reading.pop("mask", None)
-    masks = {frame: format_mask_name(mask, _parse_last_number(frame)) for frame in frames}
-    with rename_arguments_in_errors(mask=f"--mask {mask}"), ThreadPoolExecutor(len(frames)) as pool:
-        results = list(pool.map(lambda frame: FrameReader(**reading, mask=masks[frame]).read(frame), frames))
+    masks = {frame: format_mask_name(mask, _parse_last_number_or_zero(frame)) for frame in paths}
+    with rename_arguments_in_errors(mask=f"--mask {mask}"), ThreadPoolExecutor(len(paths)) as pool:
+        results = list(pool.map(lambda frame: FrameReader(**reading, mask=masks[frame]).read(frame), paths))
     for result in results:
         if result.note:
             warnings.warn(result.note, stacklevel=2)
-    read = [fill_unknown_pixels(result.frame, result.valid, path) for result, path in zip(results, frames, strict=True)]
-    for frame, tensor in zip(frames[1:], read[1:], strict=True):
-        check_same_size(read[0], frames[0], tensor, frame)
-    if any(warn_about_value_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
+    read = [fill_unknown_pixels(result.frame, result.valid, path) for result, path in zip(results, paths, strict=True)]
+    for frame, tensor in zip(paths[1:], read[1:], strict=True):
+        check_same_size(read[0], paths[0], tensor, frame)
+    if any(warn_about_value_range(tensor, frame) for frame, tensor in zip(paths, read, strict=True)):
         warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # one warning is enough
     return LoadedFrames(read, window, [result.valid for result in results])
 
 
-def _parse_last_number(path: str) -> int:
+def _parse_last_number_or_zero(path: str) -> int:
     """Return the last number in a file's name; 0 where it has none."""
     numbers = re.findall(r"\d+", Path(path).stem)
     return int(numbers[-1]) if numbers else 0
 
 
-def add_double_size_truth_option(group: Any) -> None:
+def add_four_values_option(group: Any) -> None:
     """Add ``--four-values``, for truth of twice the frame's size."""
     group.add_argument(
         "--four-values", action="store_true", help="truth of twice the size has four values a pixel; .flo5: always"
@@ -277,7 +276,7 @@ def read_truth(
     pred: Tensor,
     pred_path: str,
     *,
-    scale: float = 1.0,
+    vector_scale: float = 1.0,
     has_four_values: bool = False,
     **read_arguments: Any,
 ) -> tuple[Tensor, Tensor]:
@@ -290,8 +289,8 @@ def read_truth(
     from fullfield.metrics import split_four_values
 
     truth, valid = io.read_flow(path, **read_arguments)
-    if scale != 1:
-        truth = truth * scale
+    if vector_scale != 1:
+        truth = truth * vector_scale
     height, width = pred.shape[-2:]
     twice = truth.shape[-2:] == (2 * height, 2 * width)
     if twice and (has_four_values or Path(path).suffix.lower() == ".flo5"):

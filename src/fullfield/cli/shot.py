@@ -23,8 +23,8 @@ from fullfield.cli.options import (
     READING_WORDS,
     add_compression_options,
     add_frame_reading_options,
-    get_compression_arguments,
     get_frame_reading_arguments,
+    parse_compression_and_half,
     parse_device_names,
 )
 from fullfield.cli.progress import ProgressBar
@@ -216,7 +216,7 @@ def _check_files_and_build_output(args: argparse.Namespace) -> tuple[FrameFiles,
     frame_files = find_frame_files(args.plates)
     args.output = output = _choose_output_pattern(args.output, frame_files)
     suffix = paths.get_checked_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
-    packing = get_compression_arguments(args)
+    packing = parse_compression_and_half(args)
     maps = [name for name in ("occlusion", "confidence") if getattr(args, name)]
     exr_options = [f"--{name}" for name in maps] + (["--y-axis"] if args.y_axis else [])
     if args.direction == "both":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield import io, sequences
 from fullfield._check import InputError
 from fullfield.cli import argtypes, flow_visualization, paths, report
-from fullfield.cli.options import add_vector_encoding_options, build_vector_reading
+from fullfield.cli.options import add_vector_reading_options, build_vector_reading
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import format_size, rename_arguments_in_errors
 from fullfield.io.files import write_atomically
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     flow_visualization.add_max_motion_option(parser)
     parser.add_argument("--layer", metavar="NAME", help="EXR layer to show as forward flow [forward and backward]")
-    add_vector_encoding_options(parser)
+    add_vector_reading_options(parser)
     report.add_report_options(parser, progress=True)
 
 

@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, run, summary in (
         (
             "list",
-            _list_weights,
+            _print_weights_list,
             "list names, methods and training of all published weights, and which are on this machine",
         ),
-        ("fetch", _fetch_weights, "download weights, check them and keep them in the cache"),
+        ("fetch", _fetch_weights_and_print_paths, "download weights, check them and keep them in the cache"),
         ("path", _print_weights_path, "print the path of an entry's file"),
     ):
         task = tasks.add_parser(name, help=summary, description=summary.capitalize() + ".")
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         task.set_defaults(run=run)
 
 
-def _list_weights(args: argparse.Namespace) -> int:
+def _print_weights_list(args: argparse.Namespace) -> int:
     paths = {entry.name: find_cached_weights(entry) for entry in WEIGHTS.values()}
     if args.json:
         entries = [
@@ -72,7 +72,7 @@ def _list_weights(args: argparse.Namespace) -> int:
     return 0
 
 
-def _fetch_weights(args: argparse.Namespace) -> int:
+def _fetch_weights_and_print_paths(args: argparse.Namespace) -> int:
     entries = [_get_weights_entry(name) for name in args.names]
     paths = {}
     with ProgressBar("weights", quiet=args.quiet) as progress:

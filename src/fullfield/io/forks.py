@@ -29,7 +29,7 @@ class _ForkGuard:
         self._before: dict[str, int] | None = None
         self._has_team = False
 
-    def stop_pool_threads(self) -> None:
+    def lock_and_stop_pools(self) -> None:
         """Stop the threads, in the parent before the fork; nothing where a library is not used."""
         self._lock.acquire()
         oiio: Any = sys.modules.get("OpenImageIO")
@@ -39,9 +39,9 @@ class _ForkGuard:
                 oiio.attribute(name, value)
             oiio.ImageOutput.create("openexr")  # only now OpenEXR's pool gets its number of threads
         self._has_team = "torch" in sys.modules  # also where the next line fails
-        self._has_team = self._has_team and not _stop_openmp_threads()
+        self._has_team = self._has_team and not _try_stopping_gnu_openmp_threads()
 
-    def restore_pool_sizes(self) -> None:
+    def restore_pools_and_unlock(self) -> None:
         """Restore the number of threads, in the parent after the fork."""
         oiio: Any = sys.modules.get("OpenImageIO")
         for name, value in (self._before or {}).items():
@@ -49,7 +49,7 @@ class _ForkGuard:
         self._before = None
         self._lock.release()
 
-    def reset_to_one_thread(self) -> None:
+    def reset_in_child(self) -> None:
         """Forget what other threads of the parent had requested, in the child."""
         self._before = None
         self._lock = threading.Lock()
@@ -57,14 +57,14 @@ class _ForkGuard:
             sys.modules["torch"].set_num_threads(1)  # the team of the parent's thread cannot be used again
 
 
-def _stop_openmp_threads() -> bool:
+def _try_stopping_gnu_openmp_threads() -> bool:
     """End the threads that GNU OpenMP keeps for the calling thread; return False where its version cannot.
 
     Without this, a parallel loop of PyTorch in the child waits for ever. Other implementations of OpenMP handle forks
     themselves.
     """
     ended = True
-    for path in _list_loaded_openmp_libraries():
+    for path in _list_loaded_gnu_openmp_paths():
         try:
             pause: Callable[[int], int] = ctypes.CDLL(path).omp_pause_resource_all
         except (OSError, AttributeError):  # a library of GCC 8 or older
@@ -74,7 +74,7 @@ def _stop_openmp_threads() -> bool:
     return ended
 
 
-def _list_loaded_openmp_libraries() -> set[str]:
+def _list_loaded_gnu_openmp_paths() -> set[str]:
     """Return the files of GNU OpenMP that this process has loaded; several wheels bring their own."""
     try:
         lines = _MAPS.read_text(errors="surrogateescape").splitlines()
@@ -89,10 +89,10 @@ def stop_thread_pools_at_forks(reset: Callable[[], None]) -> None:
     guard = _ForkGuard()
 
     def start_child() -> None:
-        guard.reset_to_one_thread()
+        guard.reset_in_child()
         reset()
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
-            before=guard.stop_pool_threads, after_in_parent=guard.restore_pool_sizes, after_in_child=start_child
+            before=guard.lock_and_stop_pools, after_in_parent=guard.restore_pools_and_unlock, after_in_child=start_child
         )

@@ -35,9 +35,9 @@ from fullfield.io.orientation import SIDEWAYS, rotate_upright
 from fullfield.io.transfer import (
     Curve,
     Planes,
-    choose_display_curve_if_needed,
+    build_half_float_table_if_possible,
+    choose_in_place_curve_if_needed,
     decode_srgb_in_place,
-    tabulate_half_floats_if_possible,
 )
 from fullfield.io.windows import Box, FrameWindow, Window, check_window_argument, resolve_window_to_box
 
@@ -132,7 +132,7 @@ class FrameReader:
         if kind == "pfm":
             _refuse_parts_and_layers_of_pfm(where, self.part, self.layer)
             pixels = _zero_and_mark_nonfinite(plain.read_pfm_planes(where))
-            _apply_display_curve(where, choose_display_curve_if_needed(self.transfer, "linear"), pixels.planes)
+            _apply_display_curve(where, choose_in_place_curve_if_needed(self.transfer, "linear"), pixels.planes)
             return self._assemble_frame(where, pixels, None, None, ())
         with open_source(where) as source:
             part, colour = find_color_channels(source, self.part, self.layer)
@@ -231,7 +231,7 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
     require_uint8_or_uint16_if_integer(path, forms)
     value_type = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
     full = {"uint8": 255, "uint16": 65535}.get(value_type, 1)
-    to_display = choose_display_curve_if_needed(reader.transfer, _choose_auto_transfer(source.kind, spec, forms))
+    to_display = choose_in_place_curve_if_needed(reader.transfer, _choose_auto_transfer(source.kind, spec, forms))
 
     frame: Box = resolve_window_to_box(window, part.data_window, part.display_window)
     if not isinstance(window, tuple):
@@ -241,7 +241,7 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
     covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
     opacity = _find_straight_alpha_channel(part, colour) if reader.alpha == "apply" else None
     channels = colour if opacity is None else [*colour, opacity]
-    table = tabulate_half_floats_if_possible(to_display) if forms == {"half"} and opacity is None else None
+    table = build_half_float_table_if_possible(to_display) if forms == {"half"} and opacity is None else None
     value_type = value_type if table is None else "half"
     planes: Planes | None = None
     valid_mask = None if covered else np.zeros(shape[1:], np.bool_)

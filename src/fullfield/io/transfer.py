@@ -28,43 +28,43 @@ _LINEAR_SPACES = (
 )
 
 
-def choose_display_curve_if_needed(transfer: str, auto: str) -> Curve | None:
+def choose_in_place_curve_if_needed(transfer: str, auto_transfer: str) -> Curve | None:
     """Return the function from stored to sRGB-encoded values; None where they are the same.
 
     Args:
         transfer: one of :data:`TRANSFERS`, or a colour space (also alias or role) of the OpenColorIO
             configuration that ``$OCIO`` names, or, without ``$OCIO``, of the one built into OpenColorIO.
-        auto: what ``"auto"`` stands for in this file.
+        auto_transfer: what ``"auto"`` stands for in this file.
     """
     require(isinstance(transfer, str), "transfer", "a name", transfer)
-    name = auto if transfer == "auto" else transfer
+    name = auto_transfer if transfer == "auto" else transfer
     if name == "srgb":
         return None
     if name == "linear":
         return encode_srgb_in_place
     if name == "cineon":
-        return _convert_cineon_to_srgb
+        return _convert_cineon_to_srgb_in_place
     if name in OCIO_TRANSFERS:
         return _build_ocio_curve(OCIO_TRANSFERS[name], OCIO_CONFIG)
     return _build_ocio_curve(name, os.environ.get("OCIO") or OCIO_CONFIG)
 
 
 @lru_cache(maxsize=4)
-def tabulate_half_floats_if_possible(to_display: Curve | None) -> Planes | None:
+def build_half_float_table_if_possible(curve: Curve | None) -> Planes | None:
     """Return the values of a curve (None: the identity) for every half float, by its bits.
 
-    NaN for those that are not finite. None for a curve that mixes channels, see :func:`choose_display_curve_if_needed`.
-    A lookup takes a tenth of the time.
+    NaN for those that are not finite. None for a curve of OpenColorIO, because it mixes channels. A lookup takes a
+    tenth of the time.
     """
-    if to_display not in (None, encode_srgb_in_place, _convert_cineon_to_srgb):
+    if curve not in (None, encode_srgb_in_place, _convert_cineon_to_srgb_in_place):
         return None
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     values = halves.astype(np.float32)
     finite = np.isfinite(values)
     values[~finite] = 0
-    if to_display is not None:
+    if curve is not None:
         with np.errstate(over="ignore"):
-            to_display(values)
+            curve(values)
     values[~finite] = np.nan
     return values
 
@@ -93,7 +93,7 @@ def decode_srgb_in_place(values: Planes) -> None:
     values[toe] = low
 
 
-def _convert_cineon_to_srgb(planes: Planes) -> None:
+def _convert_cineon_to_srgb_in_place(planes: Planes) -> None:
     """Kodak's printing density: code 95 of 1023 is black, 685 white, 0.002 density a code, gamma 0.6."""
     per_code = 0.002 / 0.6
     black = 10.0 ** ((95 - 685) * per_code)

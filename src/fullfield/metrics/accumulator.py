@@ -90,7 +90,7 @@ class FlowMetrics:
                 masks = [None if mask is None else mask[i] for mask in (valid, occluded)]
                 images.append(self._measure_image(pred[i], truth[i], *masks))
         for counts, sums in images:
-            self._add_sums(counts, sums)
+            self._add_image(counts, sums)
 
     def merge(self, other: FlowMetrics) -> None:
         """Add the images of ``other``, as if they had been given to this one."""
@@ -137,12 +137,12 @@ class FlowMetrics:
         """Rebuild the accumulator that :meth:`state_dict` described."""
         try:
             result = cls(averaging=state["averaging"], lm_threshold=state["lm_threshold"])
-            result._images = _check_nonnegative_integer(state["images"])
-            result._pixels = _check_nonnegative_integer(state["pixels"])
+            result._images = _get_whole_number_or_raise(state["images"])
+            result._pixels = _get_whole_number_or_raise(state["pixels"])
             for name in CLASSES:
-                result._counts[name] = _check_nonnegative_integer(state["counts"][name])
+                result._counts[name] = _get_whole_number_or_raise(state["counts"][name])
                 for measure in MEASURES:
-                    result._sums[name][measure] = _check_nonnegative_integer(state["sums"][name][measure])
+                    result._sums[name][measure] = _get_whole_number_or_raise(state["sums"][name][measure])
         except (KeyError, TypeError) as error:
             raise _check.InputError(
                 f"state: expected a state_dict() of FlowMetrics, got one without {error}"
@@ -166,7 +166,7 @@ class FlowMetrics:
             for column, (part, _, _) in zip(columns[1:-1], MEASURES.values(), strict=True):
                 column.copy_(part(block)).masked_fill_(~pixel_count, 0.0)
             maps = [None if plane is None else plane[rows].to(bad.device) for plane in (occluded, distance)]
-            members = self._mark_pixel_classes(block, *maps)
+            members = self._stack_class_masks(block, *maps)
             # Row by row, so that the sums do not depend on the number of threads.
             sums = (members.to(columns.dtype).transpose(0, 1) @ columns.permute(1, 2, 0)).sum(0)
             total = sums if total is None else total + sums
@@ -177,9 +177,11 @@ class FlowMetrics:
             raise_for_nonfinite_predictions(pred, truth, valid)
         return [row[0] for row in table], [row[1:-1] for row in table]
 
-    def _mark_pixel_classes(self, block: Comparison, occluded: Tensor | None, distance: Tensor | None) -> Tensor:
+    def _stack_class_masks(
+        self, comparison: Comparison, occluded: Tensor | None, occlusion_distance: Tensor | None
+    ) -> Tensor:
         """Return which pixels are in which class: bool ``[classes, rows, W]``."""
-        scored, motion = block.valid, block.mean_motion
+        scored, motion = comparison.valid, comparison.mean_motion
         slow, fast = motion < 10, motion >= 40
         masks = [
             scored,
@@ -188,17 +190,20 @@ class FlowMetrics:
             scored & ~slow & ~fast,
             scored & fast,
         ]
-        if occluded is None or distance is None:
+        if occluded is None or occlusion_distance is None:
             masks += [torch.zeros_like(scored)] * 5
         else:
             masks += [scored & ~occluded, scored & occluded]
-            masks += [scored & (distance >= low) & (distance < high) for low, high in ((0, 10), (10, 60), (60, 140))]
+            masks += [
+                scored & (occlusion_distance >= low) & (occlusion_distance < high)
+                for low, high in ((0, 10), (10, 60), (60, 140))
+            ]
         return torch.stack(masks)
 
-    def _add_sums(self, counts: list[float], sums: list[list[float]]) -> None:
+    def _add_image(self, pixel_counts: list[float], measure_sums: list[list[float]]) -> None:
         self._images += 1
-        self._pixels += int(counts[0])
-        for name, count, row in zip(CLASSES, counts, sums, strict=True):
+        self._pixels += int(pixel_counts[0])
+        for name, count, row in zip(CLASSES, pixel_counts, measure_sums, strict=True):
             if not count:
                 continue
             per_image = self.averaging == "per_image"
@@ -206,12 +211,12 @@ class FlowMetrics:
             for measure, value in zip(MEASURES, row, strict=True):
                 self._sums[name][measure] += int(math.ldexp(value / count if per_image else value, _UNIT_BITS))
 
-    def _compute_mean_measure(self, name: str, measure: str) -> float:
-        count = self._counts[name]
+    def _compute_mean_measure(self, class_name: str, measure: str) -> float:
+        count = self._counts[class_name]
         _, times, over = MEASURES[measure]
-        return times * self._sums[name][measure] / ((over * count) << _UNIT_BITS) if count else math.nan
+        return times * self._sums[class_name][measure] / ((over * count) << _UNIT_BITS) if count else math.nan
 
 
-def _check_nonnegative_integer(value: object) -> int:
+def _get_whole_number_or_raise(value: object) -> int:
     _check.require(type(value) is int and value >= 0, "state", "whole numbers from 0 up", value)
     return value  # type: ignore[return-value]  # a plain int, or the line above had raised

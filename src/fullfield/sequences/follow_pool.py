@@ -47,8 +47,8 @@ class _Worker:
         self.device = device
         self.side: _ReferenceSide | None = None
 
-    def send_side_frames(self, side: _ReferenceSide) -> None:
-        """Send a side."""
+    def assign_side(self, side: _ReferenceSide) -> None:
+        """Record the side as this worker's, and send its job and frame numbers."""
         self.side = side
         with contextlib.suppress(OSError):  # a dead process is noticed when its messages are read
             self.pipe.send((side.job, side.numbers))
@@ -61,27 +61,31 @@ class _Worker:
         self.process.join(10)
 
 
-def run_follow_on_devices(
-    tasks: Sequence[tuple[FollowJob, Sequence[int]]], devices: Sequence[str], *, report: FrameReport | None = None
+def write_reference_flows_on_devices(
+    jobs_with_frames: Sequence[tuple[FollowJob, Sequence[int]]],
+    devices: Sequence[str],
+    *,
+    report_frame: FrameReport | None = None,
 ) -> list[Outcome]:
     """Write frames of several references on several devices of this machine (``cuda:0``, ``cuda:1``; ``cpu`` too).
 
     The files are those that one device writes. When a process dies, another one repeats its side.
 
     Args:
-        tasks: settled jobs (:meth:`FollowJob.plan_missing_frames`), and the frames that each has to write.
+        jobs_with_frames: for each reference its settled job (:meth:`FollowJob.plan_missing_frames`) and the frames to
+            write.
         devices: one process computes on each.
-        report: receives the number of every finished frame.
+        report_frame: receives the number of every finished frame.
 
     Returns:
-        The outcome of each task.
+        The outcome of each job.
     """
     start_s = time.perf_counter()
-    outcomes = [Outcome() for _ in tasks]
+    outcomes = [Outcome() for _ in jobs_with_frames]
     sides = [
         _ReferenceSide(position, job, numbers)
-        for position, (job, requested) in enumerate(tasks)
-        for numbers in split_at_reference(requested, job.reference)
+        for position, (job, requested) in enumerate(jobs_with_frames)
+        for numbers in split_into_nonempty_sides(requested, job.reference)
     ]
     remaining = deque(sorted(sides, key=lambda side: -len(side.numbers)))
     devices = devices[: len(sides)]
@@ -89,41 +93,41 @@ def run_follow_on_devices(
     workers = [_Worker(device, threads) for device in devices]
     try:
         for worker in workers:
-            worker.send_side_frames(remaining.popleft())
+            worker.assign_side(remaining.popleft())
         while any(worker.side is not None for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.side is not None]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
-                if not _receive_message_if_alive(worker, outcomes, report):
+                if not _handle_message_if_alive(worker, outcomes, report_frame):
                     workers.remove(worker)
-                    _requeue_dead_worker_side(worker, outcomes, remaining)
+                    _requeue_or_give_up_side(worker, outcomes, remaining)
                     if remaining:
                         worker = _Worker(worker.device, threads)
                         workers.append(worker)
                 is_stopped = any(outcome.stopped is not None for outcome in outcomes)
                 if worker in workers and worker.side is None and remaining and not is_stopped:
-                    worker.send_side_frames(remaining.popleft())
+                    worker.assign_side(remaining.popleft())
     finally:
         for worker in workers:
             worker.end_process()
     return [outcome.finalize(start_s) for outcome in outcomes]
 
 
-def split_at_reference(numbers: Sequence[int], reference: int) -> list[list[int]]:
+def split_into_nonempty_sides(frame_numbers: Sequence[int], reference: int) -> list[list[int]]:
     """Return the frames from the reference on, and those before it; sides without frames are left out."""
-    ordered = sorted(numbers)
+    ordered = sorted(frame_numbers)
     sides = [number for number in ordered if number >= reference], [number for number in ordered if number < reference]
     return [side for side in sides if side]
 
 
-def _receive_message_if_alive(worker: _Worker, outcomes: Sequence[Outcome], report: FrameReport | None) -> bool:
-    """Receive one message; return False where the process is dead."""
+def _handle_message_if_alive(worker: _Worker, outcomes: Sequence[Outcome], report_frame: FrameReport | None) -> bool:
+    """Receive one message and act on it; return False where the process is dead."""
     try:
         kind, content = worker.pipe.recv()
     except (EOFError, OSError):
         return False
     if kind == "frame":
-        if report is not None:
-            report(content)
+        if report_frame is not None:
+            report_frame(content)
     elif kind == "outcome":
         assert worker.side is not None
         outcomes[worker.side.position].add(content)
@@ -135,15 +139,17 @@ def _receive_message_if_alive(worker: _Worker, outcomes: Sequence[Outcome], repo
     return True
 
 
-def _requeue_dead_worker_side(worker: _Worker, outcomes: Sequence[Outcome], remaining: deque[_ReferenceSide]) -> None:
-    """Return the side of a dead process to the remaining ones, once."""
+def _requeue_or_give_up_side(
+    worker: _Worker, outcomes: Sequence[Outcome], remaining_sides: deque[_ReferenceSide]
+) -> None:
+    """Return the side of a dead process to the remaining ones; the second time, record a problem instead."""
     worker.process.join(10)
     side = worker.side
     assert side is not None
     worker.side = None
     side.death_count += 1
     if side.death_count < _MAX_DEATHS:
-        remaining.appendleft(side)
+        remaining_sides.appendleft(side)
         return
     reason = f"the process on {worker.device} died twice of them (exit {worker.process.exitcode})"
     outcomes[side.position].problems.append(Problem(f"frames {format_frames(side.numbers)}", reason))

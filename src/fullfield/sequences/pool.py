@@ -139,8 +139,8 @@ def run_on_devices(
         while any(worker.chunk for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.chunk]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
-                if not _receive_message_if_alive(worker, outcome, remaining, report):
-                    _requeue_dead_worker_frames(worker, outcome, remaining, deaths)
+                if not _handle_message_if_alive(worker, outcome, remaining, report):
+                    _requeue_or_give_up_frames(worker, outcome, remaining, deaths)
                     workers.remove(worker)
                     if len(remaining):
                         workers.append(_Worker(job, worker.device, threads))
@@ -155,10 +155,10 @@ def run_on_devices(
     return outcome.finalize(start_s)
 
 
-def _receive_message_if_alive(
+def _handle_message_if_alive(
     worker: _Worker, outcome: Outcome, remaining: _RemainingChunks, report: FrameReport | None
 ) -> bool:
-    """Receive one message; return False where the process is dead."""
+    """Receive one message and act on it; return False where the process is dead."""
     try:
         kind, content = worker.pipe.recv()
     except (EOFError, OSError):
@@ -179,10 +179,10 @@ def _receive_message_if_alive(
     return True
 
 
-def _requeue_dead_worker_frames(
+def _requeue_or_give_up_frames(
     worker: _Worker, outcome: Outcome, remaining: _RemainingChunks, deaths: dict[int, int]
 ) -> None:
-    """Return the frames of a dead process to the remaining ones, at most twice."""
+    """Return the frames of a dead process to the remaining ones; the second time, record a problem instead."""
     worker.process.join(10)
     code = worker.process.exitcode
     unfinished = [number for number in worker.chunk if number not in worker.finished]

@@ -44,7 +44,7 @@ def draw_overlay(
     valid: Tensor | None = None,
     max_motion: float | None = None,
     opacity: float = 0.85,
-    arrows: int = 0,
+    arrow_step: int = 0,
 ) -> Tensor:
     """Draw flow colours over the grey frame: still parts show the frame, moving parts the colour.
 
@@ -54,7 +54,7 @@ def draw_overlay(
         valid: bool ``[H, W]``; pixels that are not valid, and unknown vectors, show the frame alone.
         max_motion: as in :func:`flow_to_image`.
         opacity: strength of the colours, 0 (none) to 1.
-        arrows: step of a grid of arrows, pixels; 0 draws none. An arrow shows the vector of the pixel under its
+        arrow_step: step of a grid of arrows, pixels; 0 draws none. An arrow shows the vector of the pixel under its
             middle. Its length is in proportion; a vector of ``max_motion`` is as long as the step of the grid.
 
     Returns:
@@ -65,8 +65,8 @@ def draw_overlay(
     height, width = flow.shape[-2:]
     _check.require(frame.shape[-2:] == flow.shape[-2:], "frame", f"the size of flow, [*, {height}, {width}]", frame)
     _check.check_number(opacity, "opacity", low=0, high=1)
-    _check.check_number(arrows, "arrows", integer=True, low=0)
-    _check.require(arrows == 0 or arrows >= 6, "arrows", "0 or a step of at least 6 pixels", arrows)
+    _check.check_number(arrow_step, "arrow_step", integer=True, low=0)
+    _check.require(arrow_step == 0 or arrow_step >= 6, "arrow_step", "0 or a step of at least 6 pixels", arrow_step)
     scale = choose_max_motion(flow, valid, max_motion)
     colors = flow_to_image(flow, valid, max_motion=scale or None)
     weights = torch.tensor(_LUMA, dtype=torch.float32).reshape(3, 1, 1)
@@ -80,12 +80,12 @@ def draw_overlay(
         tinted = color * torch.lerp(grey / 255, torch.ones((), dtype=torch.float32), lift)
         strength = opacity * visible.float()
         image[:, rows] = (grey * (1 - strength) + tinted * strength).round().to(torch.uint8)
-    if arrows:
-        _draw_arrows(image, flow, valid, scale, arrows)
+    if arrow_step:
+        _draw_arrows_in_place(image, flow, valid, scale, arrow_step)
     return image
 
 
-def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float, step: int) -> None:
+def _draw_arrows_in_place(image: Tensor, flow: Tensor, valid: Tensor | None, max_motion: float, step: int) -> None:
     """Draw one arrow in each cell of the grid. It stays inside its cell, so that a pixel belongs to one arrow only."""
     height, width = image.shape[-2:]
     middle = step // 2
@@ -94,7 +94,7 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
     vectors = vectors.masked_fill(~is_inside, 0.0)
     length = torch.hypot(*vectors)
     direction = vectors / length.clamp(min=1e-20)
-    half = (_ARROW / 2) * step * (length / scale if scale else length).clamp(max=1.0)
+    half = (_ARROW / 2) * step * (length / max_motion if max_motion else length).clamp(max=1.0)
     is_inside &= half >= 0.04 * step
     thick = max(0.6, step / 28)
     x = (torch.arange(width) % step - middle).float()

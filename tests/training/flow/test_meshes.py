@@ -20,8 +20,8 @@ from fullfield.training.flow.layered.meshes import (
     MeshPlacement,
     MeshStore,
     SceneTriangles,
-    build_mesh_store,
-    build_scene_triangles,
+    build_mesh_store_from_clips,
+    project_scene_triangles,
 )
 from fullfield.training.flow.layered.scene import COLOURS, PAINT, SOFTNESS, TEXTURE
 from fullfield.training.flow.mesh_scene import MESHES
@@ -127,11 +127,11 @@ def two_meshes() -> tuple[Floats, MeshStore]:
             [pose((1.0, 0.2, 0.1), 1.2, (-0.6, 0.3, 4.4)), pose((0.6, 0.4, -0.2), 1.2, (-0.5, 0.1, 4.2))],
         ]
     )
-    return poses, build_mesh_store([mesh_of(create_procedural_meshes(5), index) for index in (1, 2)])
+    return poses, build_mesh_store_from_clips([mesh_of(create_procedural_meshes(5), index) for index in (1, 2)])
 
 
 def mesh_of(store: MeshStore, index: int) -> tuple[list[NDArray[np.float32]], NDArray[np.int64], NDArray[np.uint8]]:
-    """Return a mesh of a store as :func:`build_mesh_store` takes it."""
+    """Return a mesh of a store as :func:`build_mesh_store_from_clips` takes it."""
     row, vertices, _, first, count = (int(column[index]) for column in store.table)
     points = store.vertices[row : row + vertices].float().numpy()[None]
     part = slice(first, first + count)
@@ -243,13 +243,13 @@ def test_render_pairs_exposure_averages_instants() -> None:
 def test_build_scene_triangles_places_and_projects_vertices() -> None:
     generator = np.random.default_rng(0)
     poses = generator.standard_normal((2, 3, 3)).astype(np.float32)
-    store = build_mesh_store([([poses], np.array([[0, 1, 2]]), np.array([3], np.uint8))])
+    store = build_mesh_store_from_clips([([poses], np.array([[0, 1, 2]]), np.array([3], np.uint8))])
     places = np.array([[pose((0.1, 0.2, 0.3), 0.5, (0.1, 0.2, 5.0)), pose((0.4, 0.0, 0.1), 0.6, (0.3, 0.0, 4.0))]])
     meshes = placement(places, store, [0])
     meshes.rows[0, :] = torch.tensor([0, 3])
     meshes.blend[0] = torch.tensor([0.25, 0.75])
     meshes.deformation[0, 1, -1] = 0.4
-    built = build_scene_triangles(meshes, store, meshes.vertex_and_triangle_counts)
+    built = project_scene_triangles(meshes, store, meshes.count_vertices_and_triangles())
     rest = poses.astype(np.float16).astype(np.float64)
     for frame, share in enumerate((0.25, 0.75)):
         own = rest[0] + share * (rest[1] - rest[0])
@@ -264,21 +264,23 @@ def test_build_scene_triangles_places_and_projects_vertices() -> None:
 def test_build_scene_triangles_ignores_autocast() -> None:
     poses, store = two_meshes()
     meshes = placement(poses, store, [0, 0])
-    exact = build_scene_triangles(meshes, store, meshes.vertex_and_triangle_counts)
+    exact = project_scene_triangles(meshes, store, meshes.count_vertices_and_triangles())
     with torch.autocast("cpu", torch.bfloat16):
-        same = build_scene_triangles(meshes, store, meshes.vertex_and_triangle_counts)
+        same = project_scene_triangles(meshes, store, meshes.count_vertices_and_triangles())
     for name, one, other in zip(exact._fields, exact, same, strict=True):
         assert torch.equal(one, other), name
 
 
 def triangle(points: list[list[float]], lamp: list[float], flat: float) -> SceneTriangles:
     """Return two triangles at an edge, 4 before the camera, under a lamp."""
-    store = build_mesh_store(
+    store = build_mesh_store_from_clips(
         [([np.array([points], np.float32)], np.array([[0, 1, 2], [2, 1, 3]]), np.zeros(2, np.uint8))]
     )
     meshes = placement(np.array([[pose((0, 0, 0), 1.0, (0, 0, 4))] * 2]), store, [0])
     meshes.light[..., 0], meshes.light[..., 1:] = 0.2, torch.tensor(lamp)
-    return build_scene_triangles(meshes._replace(flat=torch.tensor([flat])), store, meshes.vertex_and_triangle_counts)
+    return project_scene_triangles(
+        meshes._replace(flat=torch.tensor([flat])), store, meshes.count_vertices_and_triangles()
+    )
 
 
 def test_render_pairs_light_follows_visible_normals() -> None:
@@ -345,7 +347,7 @@ def test_pair_generator_meshes_face_both_cameras(pictures: PicturePack) -> None:
     assert float((counts > 0).float().mean()) > 0.8
     layers = scenes.ids[scenes.meshes.scene, scenes.meshes.layer, 1]
     assert bool((layers == MESH).all())
-    built = build_scene_triangles(scenes.meshes, pictures.meshes, scenes.meshes.vertex_and_triangle_counts)
+    built = project_scene_triangles(scenes.meshes, pictures.meshes, scenes.meshes.count_vertices_and_triangles())
     assert float(built.points[..., 2].min()) > 0.1
     at = built.points[..., :2] / built.points[..., 2:]
     inside = ((at >= 0) & (at <= torch.tensor([495.0, 367.0]))).all(-1).float().mean(0)

@@ -261,7 +261,7 @@ def triplet_geometry(
         Cloud(blank.expand(0, 3), _check_or_build_offsets(rows, count, name))
         for rows, count, name in ((offsets, sizes[1], "offsets"), (center_offsets, sizes[0], "center_offsets"))
     ]
-    triplets = reference.sort_triplets(columns[0], columns[1], columns[2], sizes, limits[2])
+    triplets = reference.sort_and_pack_triplets(columns[0], columns[1], columns[2], sizes, limits[2])
     return _build_geometries([triplets], [_GeometrySettings(clouds[0], clouds[1], sides, False, gradient)])[0]
 
 
@@ -348,7 +348,9 @@ def _build_voxel_triplets(cloud: Cloud, center_cloud: Cloud, grid: float, sides:
     both = torch.cat([spots, center_cells])
     if not spots.shape[0] or not center_cells.shape[0]:
         none = torch.empty(0, dtype=torch.int64, device=device)
-        return reference.sort_triplets(none, none, none, (center_cells.shape[0], spots.shape[0]), math.prod(sides))
+        return reference.sort_and_pack_triplets(
+            none, none, none, (center_cells.shape[0], spots.shape[0]), math.prod(sides)
+        )
     # A margin on either side, so that a step out of the grid meets no voxel of the next line.
     low = both.amin(0) - max(sides)
     shape = (both.amax(0) + max(sides) + 1 - low).tolist()
@@ -374,4 +376,4 @@ def _build_voxel_triplets(cloud: Cloud, center_cloud: Cloud, grid: float, sides:
         index.append(order[first[row[-1]] + within])
         cell.append(torch.full_like(row[-1], k))
     size = (center_cells.shape[0], spots.shape[0])
-    return reference.sort_triplets(torch.cat(row), torch.cat(index), torch.cat(cell), size, math.prod(sides))
+    return reference.sort_and_pack_triplets(torch.cat(row), torch.cat(index), torch.cat(cell), size, math.prod(sides))

@@ -35,22 +35,22 @@ def explain_triplets_unsupported(device: torch.device) -> str | None:  # noqa: A
     return None
 
 
-def _split_into_chunks(request: ConvRequest, rows: Tensor) -> list[tuple[int, int, int, int]]:
+def _split_rows_into_chunks(request: ConvRequest, row_offsets: Tensor) -> list[tuple[int, int, int, int]]:
     width = (sum(request.channels) + 4) * request.accumulate_dtype.itemsize
-    return split_rows_into_chunks(rows, CHUNK_BYTES // width)
+    return split_rows_into_chunks(row_offsets, CHUNK_BYTES // width)
 
 
-def _group_by_cell(cell: Tensor, cells: int) -> list[tuple[int, Tensor]]:
+def _group_positions_by_cell(cells: Tensor, cell_count: int) -> list[tuple[int, Tensor]]:
     """Return (cell, positions) of the cells in use."""
-    order = torch.argsort(cell, stable=True)
-    counts = torch.bincount(cell, minlength=cells).tolist()
+    order = torch.argsort(cells, stable=True)
+    counts = torch.bincount(cells, minlength=cell_count).tolist()
     groups = torch.split(order, counts)
     return [(k, group) for k, group in enumerate(groups) if counts[k]]
 
 
-def _split_groups(rows: Tensor, groups: int) -> Tensor:
+def _split_channels_into_groups(features: Tensor, group_count: int) -> Tensor:
     """Return [n, C] as [groups, n, C / groups]."""
-    return rows.view(rows.shape[0], groups, -1).transpose(0, 1)
+    return features.view(features.shape[0], group_count, -1).transpose(0, 1)
 
 
 def convolve_triplets(
@@ -59,12 +59,12 @@ def convolve_triplets(
     """Multiply and add over the triplets of each row; the result is [rows, outputs]."""
     exact, groups = request.accumulate_dtype, request.groups
     out = features.new_empty(request.rows, request.channels[1])
-    for first, last, start, end in _split_into_chunks(request, triplets.rows):
+    for first, last, start, end in _split_rows_into_chunks(request, triplets.rows):
         index, cell = unpack_triplets(triplets, request.cells, start, end)
         products = features.new_empty((end - start, request.channels[1]), dtype=exact)
-        for k, at in _group_by_cell(cell, request.cells):
-            matrices = _split_groups(weight[k].to(exact), groups)
-            inputs = _split_groups(features.index_select(0, index[at]).to(exact), groups)
+        for k, at in _group_positions_by_cell(cell, request.cells):
+            matrices = _split_channels_into_groups(weight[k].to(exact), groups)
+            inputs = _split_channels_into_groups(features.index_select(0, index[at]).to(exact), groups)
             products[at] = torch.bmm(inputs, matrices).transpose(0, 1).flatten(1)
         bounds = triplets.rows[first : last + 1] - start
         sums = torch.segment_reduce(products, "sum", offsets=bounds, initial=0, unsafe=True)
@@ -77,12 +77,12 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     exact, groups = request.accumulate_dtype, request.groups
     shape = (request.cells, groups, request.channels[0] // groups, request.channels[1] // groups)
     out = features.new_zeros(shape, dtype=exact)
-    for first, last, start, end in _split_into_chunks(request, triplets.rows):
+    for first, last, start, end in _split_rows_into_chunks(request, triplets.rows):
         index, cell = unpack_triplets(triplets, request.cells, start, end)
         row = expand_row_offsets(triplets.rows[first : last + 1] - start) + first
-        for k, at in _group_by_cell(cell, request.cells):
-            inputs = _split_groups(features.index_select(0, index[at]).to(exact), groups)
-            outputs = _split_groups(grad.index_select(0, row[at]).to(exact), groups)
+        for k, at in _group_positions_by_cell(cell, request.cells):
+            inputs = _split_channels_into_groups(features.index_select(0, index[at]).to(exact), groups)
+            outputs = _split_channels_into_groups(grad.index_select(0, row[at]).to(exact), groups)
             out[k] += torch.bmm(inputs.transpose(1, 2), outputs)
     return out.transpose(1, 2).flatten(2).to(features.dtype)
 
@@ -103,7 +103,7 @@ def build_triplets(
     for axis, size in enumerate(kernel_size):
         steps = torch.round((points[index, axis] - centers[row, axis]) / step)
         cell = cell * size + (steps + size // 2).clamp_(0, size - 1).to(torch.int64)
-    return sort_triplets(
+    return sort_and_pack_triplets(
         row, index, cell, (rows.numel() - 1, points.shape[0]), kernel_size[0] * kernel_size[1] * kernel_size[2]
     )
 
@@ -111,12 +111,16 @@ def build_triplets(
 def transpose_triplets(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """Return the triplets by point instead of by centre."""
     index, cell = unpack_triplets(triplets, cells)
-    return sort_triplets(index, expand_row_offsets(triplets.rows), cell, (columns, triplets.rows.numel() - 1), cells)
+    return sort_and_pack_triplets(
+        index, expand_row_offsets(triplets.rows), cell, (columns, triplets.rows.numel() - 1), cells
+    )
 
 
-def sort_triplets(row: Tensor, index: Tensor, cell: Tensor, shape: tuple[int, int], cells: int) -> Triplets:
+def sort_and_pack_triplets(
+    row: Tensor, index: Tensor, cell: Tensor, shape: tuple[int, int], cell_count: int
+) -> Triplets:
     """Sort int64 triplets in any order; ``shape``: rows, columns."""
     order = torch.argsort(index, stable=True)
-    order = order[torch.argsort((row * cells + cell)[order], stable=True)]
+    order = order[torch.argsort((row * cell_count + cell)[order], stable=True)]
     rows = convert_counts_to_offsets(torch.bincount(row, minlength=shape[0]))
-    return pack_triplets(rows, index[order], cell[order], shape[1], cells)
+    return pack_triplets(rows, index[order], cell[order], shape[1], cell_count)

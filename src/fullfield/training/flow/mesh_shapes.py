@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.training.flow.layered.meshes import MATERIALS, MeshStore, build_mesh_store
+from fullfield.training.flow.layered.meshes import MATERIALS, MeshStore, build_mesh_store_from_clips
 from fullfield.training.flow.procedural import RandomStream
 from fullfield.training.flow.scene_draw import Floats
 
@@ -37,7 +37,7 @@ def create_procedural_meshes(count: int = 48, barred: int = 0, seed: int = 0) ->
         if stream.draw_between(0, 1) < 0.6:
             materials[:] = 0
         meshes.append(([points[None].astype(np.float32)], faces, materials))
-    return build_mesh_store(meshes)
+    return build_mesh_store_from_clips(meshes)
 
 
 def _build_parameter_grid(along_closed: bool) -> tuple[Floats, Floats, NDArray[np.int64]]:

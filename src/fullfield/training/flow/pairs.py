@@ -97,7 +97,7 @@ class PairGenerator:
         _check.check_number(batch_index, "batch_index", integer=True, low=0)
         _check.check_number(pair_count, "pair_count", integer=True, low=1)
         scenes, veils, steps = self._drawn.take_batch(batch_index, pair_count)
-        totals = None if scenes.meshes is None else scenes.meshes.vertex_and_triangle_counts
+        totals = None if scenes.meshes is None else scenes.meshes.count_vertices_and_triangles()
         if self.device.type == "cuda":
             scenes = scenes.map_tensors(self._copy_to_device)
         frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size, totals=totals)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, check_number
-from fullfield.training.flow.layered.meshes import MATERIALS, MeshStore, build_mesh_store
+from fullfield.training.flow.layered.meshes import MATERIALS, MeshStore, build_mesh_store_from_clips
 from fullfield.training.flow.mesh_shapes import create_procedural_meshes
 from fullfield.training.flow.procedural import SHAPE_SIZE, Pixels, create_procedural_shapes, create_procedural_textures
 
@@ -112,7 +112,7 @@ def _read_and_extend_meshes(path: Path, entries: list[dict[str, Any]], file: zip
         meshes.append((clips, corners, materials))
     if at != len(data):
         raise InputError(f"{path}: expected {at} bytes of meshes, got {len(data)}")
-    return build_mesh_store(meshes).join_stores(create_procedural_meshes(barred=BARRED_MESHES))
+    return build_mesh_store_from_clips(meshes).join_stores(create_procedural_meshes(barred=BARRED_MESHES))
 
 
 def create_procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shapes: int = 500) -> PicturePack:

@@ -65,7 +65,9 @@ class MeshStore(NamedTuple):
         return MeshStore(vertices, faces, materials, table)
 
 
-def build_mesh_store(meshes: list[tuple[list[NDArray[np.float32]], NDArray[np.int64], NDArray[np.uint8]]]) -> MeshStore:
+def build_mesh_store_from_clips(
+    meshes: list[tuple[list[NDArray[np.float32]], NDArray[np.int64], NDArray[np.uint8]]],
+) -> MeshStore:
     """Return a store of meshes, each given as clips [P, V, 3], triangles [T, 3] and materials [T]."""
     vertices, triangles, materials, rows = [], [], [], []
     row = triangle = 0
@@ -107,9 +109,8 @@ class MeshPlacement(NamedTuple):
     pictures: Tensor  # [I, MATERIALS] int32
     colours: Tensor  # [I, MATERIALS, MESH_COLOURS] float32
 
-    @property
-    def vertex_and_triangle_counts(self) -> tuple[int, int]:
-        """Return the numbers of vertices and triangles; on a GPU this waits for the device."""
+    def count_vertices_and_triangles(self) -> tuple[int, int]:
+        """Count the vertices and triangles of all instances; on a GPU this waits for the device."""
         return int(self.vertex_counts.sum()), int(self.triangle_counts.sum())
 
 
@@ -125,11 +126,14 @@ class SceneTriangles(NamedTuple):
     colours: Tensor  # [N, MESH_COLOURS] float32
 
 
-def build_scene_triangles(placement: MeshPlacement, store: MeshStore, totals: tuple[int, int]) -> SceneTriangles:
-    """Return the triangles of placed meshes, on the device of both; ``totals`` are the placement's."""
+def project_scene_triangles(
+    placement: MeshPlacement, store: MeshStore, total_counts: tuple[int, int]
+) -> SceneTriangles:
+    """Return the triangles of placed meshes, on the device of both; ``total_counts`` are the placement's."""
     device = store.vertices.device
-    vertices, first_vertices = _assign_elements_to_instances(placement.vertex_counts, totals[0])
-    local = torch.arange(totals[0], device=device) - first_vertices[vertices]
+    vertices = _list_instance_of_each_element(placement.vertex_counts, total_counts[0])
+    first_vertices = _compute_first_elements(placement.vertex_counts)
+    local = torch.arange(total_counts[0], device=device) - first_vertices[vertices]
     low, high = (store.vertices[(placement.rows[vertices, :, end] + local[:, None])].float() for end in (0, 1))
     own = torch.lerp(low, high, placement.blend[vertices][..., None])  # [V, 2, 3]
     shape = _deform_points(own, placement.deformation[vertices])
@@ -140,11 +144,12 @@ def build_scene_triangles(placement: MeshPlacement, store: MeshStore, totals: tu
     rest = store.vertices[placement.rows[vertices, 0, 0] + local].float()
     texels = _apply_affine_maps(placement.texture[vertices], rest)
 
-    triangles, first_triangles = _assign_elements_to_instances(placement.triangle_counts, totals[1])
-    local = torch.arange(totals[1], device=device) - first_triangles[triangles]
+    triangles = _list_instance_of_each_element(placement.triangle_counts, total_counts[1])
+    first_triangles = _compute_first_elements(placement.triangle_counts)
+    local = torch.arange(total_counts[1], device=device) - first_triangles[triangles]
     source = placement.first_triangles[triangles] + local
     corners = store.triangles[source].long() + first_vertices[triangles][:, None]
-    light = _compute_corner_light(seen, corners, placement.light[triangles], placement.flat[triangles])
+    light = _compute_two_sided_corner_light(seen, corners, placement.light[triangles], placement.flat[triangles])
     rows = MATERIALS * triangles + store.materials[source]
     owners = torch.stack((placement.scene[triangles], placement.layer[triangles], rows), 1)
     return SceneTriangles(
@@ -158,10 +163,15 @@ def build_scene_triangles(placement: MeshPlacement, store: MeshStore, totals: tu
     )
 
 
-def _assign_elements_to_instances(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Return the instance of each of ``total`` elements, and the first element of each instance."""
+def _list_instance_of_each_element(counts: Tensor, total: int) -> Tensor:
+    """Return the instance that each of ``total`` elements belongs to."""
     instances = torch.arange(len(counts), device=counts.device)
-    return torch.repeat_interleave(instances, counts, output_size=total), counts.cumsum(0) - counts
+    return torch.repeat_interleave(instances, counts, output_size=total)
+
+
+def _compute_first_elements(counts: Tensor) -> Tensor:
+    """Return the first element of each instance."""
+    return counts.cumsum(0) - counts
 
 
 def _apply_affine_maps(maps: Tensor, points: Tensor) -> Tensor:
@@ -169,30 +179,32 @@ def _apply_affine_maps(maps: Tensor, points: Tensor) -> Tensor:
     return (maps[..., :3] * points[..., None, :]).sum(-1) + maps[..., 3]
 
 
-def _deform_points(points: Tensor, numbers: Tensor) -> Tensor:
-    """Displace points [V, 2, 3] by waves and twist them about the y axis; ``numbers`` [V, 2, DEFORMATION]."""
+def _deform_points(points: Tensor, waves_and_twist: Tensor) -> Tensor:
+    """Displace points [V, 2, 3] by waves and twist them about the y axis; ``waves_and_twist`` [V, 2, DEFORMATION]."""
     displaced = points
     for wave in range(WAVES):
-        amplitude, along, phase = torch.split(numbers[..., _WAVE * wave : _WAVE * (wave + 1)], [3, 3, 1], -1)
+        amplitude, along, phase = torch.split(waves_and_twist[..., _WAVE * wave : _WAVE * (wave + 1)], [3, 3, 1], -1)
         displaced = displaced + amplitude * torch.sin((along * points).sum(-1, keepdim=True) + phase)
     x, y, z = displaced.unbind(-1)
-    angle = numbers[..., -1] * y
+    angle = waves_and_twist[..., -1] * y
     cosine, sine = angle.cos(), angle.sin()
     return torch.stack((cosine * x + sine * z, y, cosine * z - sine * x), -1)
 
 
-def _compute_corner_light(seen: Tensor, corners: Tensor, lamp: Tensor, flat: Tensor) -> Tensor:
+def _compute_two_sided_corner_light(
+    camera_points: Tensor, corners: Tensor, ambient_and_lamp: Tensor, is_flat_shaded: Tensor
+) -> Tensor:
     """Return the light [T, 3, 2] at the corners of triangles, on the side that the camera sees.
 
-    ``seen`` [V, 2, 3] are camera coordinates, ``lamp`` [T, 2, 4], ``flat`` [T].
+    ``camera_points`` [V, 2, 3] are camera coordinates, ``ambient_and_lamp`` [T, 2, 4], ``is_flat_shaded`` [T].
     """
-    first, second, third = (seen[corners[:, corner]] for corner in range(3))
+    first, second, third = (camera_points[corners[:, corner]] for corner in range(3))
     facets = torch.linalg.cross(second - first, third - first)  # [T, 2, 3], of twice the area
-    smooth = torch.zeros_like(seen)
+    smooth = torch.zeros_like(camera_points)
     for corner in range(3):
         smooth.index_add_(0, corners[:, corner], facets)
-    normals = torch.where(flat[:, None, None, None] > 0.5, facets[:, None], smooth[corners])  # [T, 3, 2, 3]
+    normals = torch.where(is_flat_shaded[:, None, None, None] > 0.5, facets[:, None], smooth[corners])  # [T, 3, 2, 3]
     normals = torch.nn.functional.normalize(normals, dim=-1, eps=1e-12)
     side = torch.where((facets * first).sum(-1) > 0, -1.0, 1.0)  # [T, 2]: the side that is seen has its normal towards
-    lit = (normals * lamp[:, None, :, 1:]).sum(-1) * side[:, None]
-    return lamp[:, None, :, 0] + lit.clamp(min=0)
+    lit = (normals * ambient_and_lamp[:, None, :, 1:]).sum(-1) * side[:, None]
+    return ambient_and_lamp[:, None, :, 0] + lit.clamp(min=0)
