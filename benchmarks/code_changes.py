@@ -34,13 +34,16 @@ class Code:
 
 
 IsRenamed = Callable[[str, str, str], bool]
-"""Whether a module of ours, by its name, has a thing called by the second name in place of the first."""
+"""Whether a module of ours, by its name, has a thing called by the second name in place of the first.
+
+Without a module: whether our whole package declares the second name in place of the first.
+"""
 
 
 def is_same_code(old: Mapping[str, bytes], new: Mapping[str, bytes], is_renamed: IsRenamed = lambda *_: False) -> bool:
     """Return whether two sets of files, by path, are the same code up to new names of their own identifiers.
 
-    ``is_renamed`` judges names that are imported from modules outside of the sets.
+    ``is_renamed`` judges names that modules outside of the sets declare.
     """
     changed = [path for path in old.keys() & new.keys() if old[path] != new[path]]
     if not changed and old.keys() == new.keys():
@@ -89,14 +92,12 @@ def _is_renaming(pairs: Iterable[tuple[Code, Code]], is_renamed: IsRenamed) -> b
                 return False
             if text == other:
                 continue
-            is_allowed = (
-                is_name
-                and text in old_declared - new_names
-                and other in new_declared - old_names
-                and renamed.setdefault(text, other) == other
-            )
-            if not is_allowed:
+            if not is_name or text in new_names or other in old_names or renamed.get(text, other) != other:
                 return False
+            is_own = text in old_declared and other in new_declared
+            if text not in renamed and not is_own and not is_renamed("", text, other):
+                return False
+            renamed[text] = other
     if len(set(renamed.values())) < len(renamed):
         return False
     return all(_imports_same(old, new, renamed, is_renamed) for old, new in pairs)
@@ -166,6 +167,11 @@ def top_level_names(content: bytes) -> set[str]:
     stored = {each.id for each in assigned if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     return stored | defined | {bound for _, _, bound in _imported(tree)}
+
+
+def declared_names(content: bytes) -> set[str]:
+    """Return the names that a module of Python declares anywhere in it."""
+    return set(_declared_names(ast.parse(content)))
 
 
 class _Essence(ast.NodeTransformer):

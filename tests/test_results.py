@@ -182,5 +182,10 @@ def test_is_same_code_follows_renamed_imports() -> None:
     assert is_same_code(old, new, is_renamed)
     assert calls == [("fullfield.ops", "lookup", "look_up")]
     assert not is_same_code(old, new)
+    keyword = {"src/a.py": PYTHON.replace("(image, window)", "(image, span=window)").encode()}
+    renamed_keyword = {"src/a.py": PYTHON.replace("(image, window)", "(image, width=window)").encode()}
+    assert is_same_code(keyword, renamed_keyword, is_renamed)
+    assert calls[-1] == ("", "span", "width")
+    assert not is_same_code(keyword, renamed_keyword)
     moved = {"src/a.py": PYTHON.replace("fullfield.ops import", "fullfield.ops.other import").encode()}
     assert not is_same_code(old, moved, is_renamed)

@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from benchmarks.code_changes import SUFFIXES, is_same_code, top_level_names  # noqa: E402
+from benchmarks.code_changes import SUFFIXES, declared_names, is_same_code, top_level_names  # noqa: E402
 from benchmarks.stored import OLDER, OWED, RESULTS  # noqa: E402  the benchmarks read their results
 
 CLEAN = re.compile(r"[0-9a-f]{7,40}")
@@ -111,8 +111,29 @@ def is_older(stored: dict[str, Any]) -> bool:
     return not is_same_code(contents, new, partial(is_renamed, commit))
 
 
+@cache
+def package_names_at_commit(commit: str) -> frozenset[str]:
+    """Return the names that the package declared at a commit."""
+    contents = (stored_content(name) for path, name in files_of_commit(commit).items() if path.endswith(".py"))
+    return frozenset[str]().union(*map(declared_names, contents))
+
+
+@cache
+def present_package_names() -> frozenset[str]:
+    """Return the names that the package declares now."""
+    contents = ((ROOT / path).read_bytes() for path in present_files() if path.endswith(".py"))
+    return frozenset[str]().union(*map(declared_names, contents))
+
+
 def is_renamed(commit: str, module: str, old_name: str, new_name: str) -> bool:
-    """Return whether a module of ours has ``new_name`` now where it had ``old_name`` at the commit, and never both."""
+    """Return whether a module of ours has ``new_name`` now where it had ``old_name`` at the commit, and never both.
+
+    Without a module: whether the whole package does.
+    """
+    if not module:
+        gone = package_names_at_commit(commit) - present_package_names()
+        added = present_package_names() - package_names_at_commit(commit)
+        return old_name in gone and new_name in added
     path = f"src/{module.replace('.', '/')}.py"
     if path not in files_of_commit(commit) or not (ROOT / path).is_file():
         return False
