@@ -219,7 +219,7 @@ def _report(args: argparse.Namespace, runs: Runs, tables: list[Table], written: 
                 },
                 "written": [str(path) for path in written],
                 "not_run": absent,
-                "versions": report.list_versions(),
+                "versions": report.collect_versions(),
             }
         )
         return

@@ -10,9 +10,7 @@ from fullfield import _check
 _Config = TypeVar("_Config", bound="Config")
 
 
-def describe_field(
-    default: Any, help: str, choices: tuple[object, ...] | None = None, metavar: str | None = None
-) -> Any:
+def create_field(default: Any, help: str, choices: tuple[object, ...] | None = None, metavar: str | None = None) -> Any:
     """Return a dataclass field with the description that the command line prints."""
     return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError, estimate
-from fullfield._config import Config, describe_field
+from fullfield._config import Config, create_field
 from fullfield.estimators import registry
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.registry import METHODS, PTLFLOW, Method, resolve_method_name
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.unit
 class ShiftConfig(Config):
     """Configuration of a method that does not exist."""
 
-    pixels: float = describe_field(1.0, "shift")
+    pixels: float = create_field(1.0, "shift")
 
 
 class Shift:

@@ -25,8 +25,8 @@ from fullfield.integrations import Handle
 from fullfield.integrations.forms import (
     build_original_lookup,
     choose_backend,
-    detect_pooling_limit,
-    parse_signature,
+    detect_pooling_limit_or_explain,
+    parse_signature_or_explain,
     require_kernel_or_warn,
 )
 from fullfield.integrations.handle import is_patched
@@ -358,12 +358,12 @@ def test_patch_recognizes_block_signatures() -> None:
     class Guided:
         def __init__(self, fmap1: Any, fmap2: Any, guide: Any, num_levels: int = 4, radius: int = 4) -> None: ...
 
-    assert parse_signature(Guided) == "its parameters are (fmap1, fmap2, guide, num_levels, radius)"
-    form = parse_signature(foreign_network.CorrBlock)
+    assert parse_signature_or_explain(Guided) == "its parameters are (fmap1, fmap2, guide, num_levels, radius)"
+    form = parse_signature_or_explain(foreign_network.CorrBlock)
     assert not isinstance(form, str)
-    assert detect_pooling_limit(build_original_lookup(foreign_network.CorrBlock, form)) is False
+    assert detect_pooling_limit_or_explain(build_original_lookup(foreign_network.CorrBlock, form)) is False
     assert "raised NotImplementedError" in str(
-        detect_pooling_limit(build_original_lookup(foreign_network.AlternateCorrBlock, form))
+        detect_pooling_limit_or_explain(build_original_lookup(foreign_network.AlternateCorrBlock, form))
     )
     one, two = torch.rand(2, 1, 1, 2, 2)
     assert form.bind_arguments((one, two, 3), {"radius": 2})[2:] == (3, 2, False)
@@ -381,7 +381,7 @@ def test_parse_signature_refuses_options_that_change_result() -> None:
             super().__init__(fmap1, fmap2, num_levels, radius)
             self.normalise = normalise
 
-    form = parse_signature(Normed)
+    form = parse_signature_or_explain(Normed)
     assert not isinstance(form, str)
     one, two = torch.rand(2, 1, 1, 2, 2)
     form.bind_arguments((one, two), {})

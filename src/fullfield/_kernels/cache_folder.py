@@ -144,11 +144,11 @@ def log_or_print(message: str) -> None:
 
 
 @contextmanager
-def announce_compilation(kernels: str, where: str, folder: Path | None) -> Iterator[None]:
-    """Announce the compilation of ``kernels`` for ``where``, and print how long it took."""
+def announce_compilation(kernels: str, processor: str, folder: Path | None) -> Iterator[None]:
+    """Announce the compilation of ``kernels`` for ``processor``, and print how long it took."""
     is_kept = folder is not None and os.access(folder, os.W_OK)  # an incomplete cache may be read-only
     times = "once" if is_kept else "in every process: no cache folder can be written"
-    log_or_print(f"compiling {kernels} for {where}, {times} ...")
+    log_or_print(f"compiling {kernels} for {processor}, {times} ...")
     start = time.perf_counter()
     yield
     log_or_print(f"compiled in {time.perf_counter() - start:.1f} s")

@@ -145,15 +145,15 @@ class Nvrtc:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         major, minor = ctypes.c_int(), ctypes.c_int()
-        self.check_code(library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        self.raise_on_nvrtc_error(library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         self.version = (major.value, minor.value)
         count = ctypes.c_int()
-        self.check_code(library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+        self.raise_on_nvrtc_error(library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
         archs = (ctypes.c_int * count.value)()
-        self.check_code(library.nvrtcGetSupportedArchs(archs))
+        self.raise_on_nvrtc_error(library.nvrtcGetSupportedArchs(archs))
         self.archs = tuple(archs)
 
-    def check_code(self, code: int) -> None:
+    def raise_on_nvrtc_error(self, code: int) -> None:
         if code:
             text = self.library.nvrtcGetErrorString
             text.restype = ctypes.c_char_p
@@ -162,7 +162,7 @@ class Nvrtc:
     def compile(self, source: KernelSource, arch: str) -> tuple[bytes, str]:
         """Return machine code (for ``compute_…`` PTX) and the compiler's messages."""
         lib, program = self.library, ctypes.c_void_p()
-        self.check_code(
+        self.raise_on_nvrtc_error(
             lib.nvrtcCreateProgram(ctypes.byref(program), source.text.encode(), b"fullfield.cu", 0, None, None)
         )
         try:
@@ -178,9 +178,9 @@ class Nvrtc:
 
     def _read_program_output(self, program: ctypes.c_void_p, kind: str) -> bytes:
         size = ctypes.c_size_t()
-        self.check_code(getattr(self.library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size)))
+        self.raise_on_nvrtc_error(getattr(self.library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(size.value)
-        self.check_code(getattr(self.library, f"nvrtcGet{kind}")(program, buffer))
+        self.raise_on_nvrtc_error(getattr(self.library, f"nvrtcGet{kind}")(program, buffer))
         return buffer.raw
 
     def choose_compilation_target(self, capability: tuple[int, int]) -> str:
@@ -306,13 +306,13 @@ def _get_driver_major() -> int:
     """Return the newest CUDA major that the driver runs; without a driver any, because compiling needs none."""
     version = ctypes.c_int()
     try:
-        check_driver_code(load_driver().cuDriverGetVersion(ctypes.byref(version)))
+        raise_on_driver_error(load_driver().cuDriverGetVersion(ctypes.byref(version)))
     except KernelError:
         return MAJORS[0]
     return version.value // 1000
 
 
-def check_driver_code(code: int) -> None:
+def raise_on_driver_error(code: int) -> None:
     """Check the ``code`` that a driver call returned; KernelError if it is not zero."""
     if code:
         text = ctypes.c_char_p()
@@ -323,20 +323,20 @@ def check_driver_code(code: int) -> None:
 def ensure_current_context(device: int) -> None:
     """Set the device's primary context for this thread, if it has none yet."""
     context = ctypes.c_void_p()
-    check_driver_code(load_driver().cuCtxGetCurrent(ctypes.byref(context)))
+    raise_on_driver_error(load_driver().cuCtxGetCurrent(ctypes.byref(context)))
     if not context.value:
-        check_driver_code(load_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
-        check_driver_code(load_driver().cuCtxSetCurrent(context))
+        raise_on_driver_error(load_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+        raise_on_driver_error(load_driver().cuCtxSetCurrent(context))
 
 
 def get_graph_capture_id(stream: int) -> int:
     """Return the number of the graph that ``stream`` is captured into; 0 if it is not captured."""
     status, number = ctypes.c_int(), ctypes.c_uint64()
-    check_driver_code(load_driver().cuStreamIsCapturing(stream, ctypes.byref(status)))
+    raise_on_driver_error(load_driver().cuStreamIsCapturing(stream, ctypes.byref(status)))
     if not status.value:
         return 0
     info = load_driver().cuStreamGetCaptureInfo_v2
-    check_driver_code(info(stream, ctypes.byref(status), ctypes.byref(number), None, None, None))
+    raise_on_driver_error(info(stream, ctypes.byref(status), ctypes.byref(number), None, None, None))
     return number.value
 
 
@@ -363,7 +363,9 @@ class Kernel:
 
     def __init__(self, library: Library, name: str) -> None:
         self._handle = ctypes.c_void_p()
-        check_driver_code(load_driver().cuLibraryGetKernel(ctypes.byref(self._handle), library.handle, name.encode()))
+        raise_on_driver_error(
+            load_driver().cuLibraryGetKernel(ctypes.byref(self._handle), library.handle, name.encode())
+        )
         self._launch = load_driver().cuLaunchKernelEx
         self._shared: dict[int, int] = {}
 
@@ -371,7 +373,7 @@ class Kernel:
         """Raise the limit of dynamic shared memory; needed above 48 KiB."""
         if self._shared.get(device, 48 << 10) < size:
             ensure_current_context(device)
-            check_driver_code(load_driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, size, self._handle, device))
+            raise_on_driver_error(load_driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, size, self._handle, device))
             self._shared[device] = size
 
     def launch(
@@ -396,7 +398,7 @@ class Kernel:
             ensure_current_context(device)
             code = self._launch(ctypes.byref(how), self._handle, arguments, None)
         if code:
-            check_driver_code(code)
+            raise_on_driver_error(code)
 
 
 class Library:
@@ -406,7 +408,7 @@ class Library:
         ensure_current_context(device)
         self.handle = ctypes.c_void_p()
         self._code = code
-        check_driver_code(
+        raise_on_driver_error(
             load_driver().cuLibraryLoadData(ctypes.byref(self.handle), code, None, None, 0, None, None, 0)
         )
         self._kernels: dict[str, Kernel] = {}
@@ -447,7 +449,7 @@ def encode_tensor_map(address: int, data: int, sizes: Sequence[int], box: Sequen
         strides.append(step)
     u64, u32 = ctypes.c_uint64, ctypes.c_uint32
     bfloat16, swizzle_128, promote_128 = 9, 3, 2
-    check_driver_code(
+    raise_on_driver_error(
         load_driver().cuTensorMapEncodeTiled(
             ctypes.c_void_p(address), bfloat16, rank, ctypes.c_void_p(data), (u64 * rank)(*sizes),
             (u64 * max(1, rank - 1))(*strides), (u32 * rank)(*box), (u32 * rank)(*[1] * rank),

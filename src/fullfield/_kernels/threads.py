@@ -17,7 +17,7 @@ _lock = threading.Lock()
 _pool: tuple[int, int, ThreadPoolExecutor] | None = None
 
 
-def _get_executor(threads: int) -> ThreadPoolExecutor:
+def _get_or_create_executor(threads: int) -> ThreadPoolExecutor:
     global _pool
     with _lock:
         if _pool is None or _pool[0] != os.getpid() or _pool[1] < threads:
@@ -57,7 +57,7 @@ def run_tasks(tasks: Sequence[Callable[[], object]], threads: int) -> None:
         for task in tasks:
             task()
         return
-    pool = _get_executor(threads)
+    pool = _get_or_create_executor(threads)
     claims = [_SingleRunTask(task) for task in tasks]
     futures: list[Future[object]] = []
     errors: list[BaseException] = []

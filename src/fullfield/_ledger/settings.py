@@ -98,7 +98,7 @@ class SettingsFile:
         if stored is None:
             if had_results and not overwrite:
                 raise InputError(
-                    f"{self._describe_owner}: holds files, and no {self.path.name} says how they were made; {advice}"
+                    f"{self._owner_name}: holds files, and no {self.path.name} says how they were made; {advice}"
                 )
             write_json_file_if_absent(self.path, content)
         elif self.list_changes(stored, content):
@@ -117,8 +117,8 @@ class SettingsFile:
             named = "; ".join(changes[:_NAMED_CHANGES] + rest)
             if self.parameters_advice is not None and changes[0].startswith("parameters."):
                 advice = f"{self.parameters_advice}, or {advice}"
-            raise InputError(f"{self._describe_owner}: was begun with other settings ({named}); {advice}")
+            raise InputError(f"{self._owner_name}: was begun with other settings ({named}); {advice}")
 
     @property
-    def _describe_owner(self) -> str:
+    def _owner_name(self) -> str:
         return self.subject or str(self.path.parent)

@@ -67,7 +67,7 @@ def run_command(args: argparse.Namespace) -> int:
     if trial is not None and not trial["epe"] < 1.0:
         problem = f"ArithmeticError: the flow of a known scene is {trial['epe']:.3g} px off"
     findings = {
-        "versions": report.list_versions(),
+        "versions": report.collect_versions(),
         "system": _get_result_and_error(_collect_platform_info)[0],
         "devices": _get_result_and_error(_find_problem_per_device)[0],
         "operators": {name: _get_result_and_error(partial(_explain_backend_choice, name))[0] for name in _OPERATORS},

@@ -16,7 +16,7 @@ from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes, evaluate_scans, methods, paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import rename_arguments_in_errors
-from fullfield.cli.score import format_score_lines, get_exit_code_for_max_epe
+from fullfield.cli.score import format_score_lines, print_exceeded_max_epe_and_return_code
 from fullfield.estimators.registry import DEFAULT_PRESET
 
 if TYPE_CHECKING:
@@ -145,7 +145,9 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     files = [] if args.submission is None else write_submission(dataset, run, args.submission)
     _print_result(args, folder, result, len(files), title=choice.title)
     return (
-        0 if result["scores"] is None else get_exit_code_for_max_epe(result["scores"]["epe"], args.max_epe, "evaluate")
+        0
+        if result["scores"] is None
+        else print_exceeded_max_epe_and_return_code(result["scores"]["epe"], args.max_epe, "evaluate")
     )
 
 
@@ -215,7 +217,7 @@ def _load_run_to_score(args: argparse.Namespace, folder: Path, scale: Any) -> Pr
     return run
 
 
-def _format_network_line(parameters: dict[str, Any]) -> list[str]:
+def _format_network_lines(parameters: dict[str, Any]) -> list[str]:
     """Return a line with weights, updates and precision of a run's network; none for a method without weights."""
     weights = parameters.get("weights")
     if weights is None:
@@ -237,7 +239,7 @@ def _print_result(args: argparse.Namespace, folder: Path, result: dict[str, Any]
     stored = result["config"]["dataset"]
     name, backends = report.escape_control_characters(stored["name"]), ", ".join(result["backends"])
     lines = [f"{report.escape_control_characters(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})"]
-    lines += _format_network_line(result["config"]["parameters"])
+    lines += _format_network_lines(result["config"]["parameters"])
     if result["scores"] is not None:
         lines += format_score_lines(result["scores"], result["averaging"])
     runtime = result["runtime"]

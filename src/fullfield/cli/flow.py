@@ -256,7 +256,7 @@ def _write_flow_or_rescue_file(
         with paths.record_written_file(args.st_map):
             io.write_st_map(args.st_map, visualization.flow, window=window)
     if args.viz is not None:
-        picture = visualization.get_file_content(args.viz_kind or KINDS[0], args.viz)
+        picture = visualization.draw_kind_for_file(args.viz_kind or KINDS[0], args.viz)
         with paths.record_written_file(args.viz):
             io.write_image(args.viz, picture)
     return outcome
@@ -294,7 +294,7 @@ def _print_result(
         "problem": outcome.problem,
         "st_map": args.st_map,
         "picture": picture,
-        **choice.describe_method(flow),
+        **choice.collect_method_settings(flow),
         "refined": refined,
         "device": choice.device,
         "previous": args.previous,

@@ -114,7 +114,7 @@ class FlowVisualization:
 
         return warp_image(self._get_field_or_raise("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
 
-    def get_file_content(self, kind: str, path: str) -> Tensor:
+    def draw_kind_for_file(self, kind: str, path: str) -> Tensor:
         """Return :meth:`draw_kind`, or floats: a map, and the frame's own for the kind ``warped`` in an EXR."""
         if kind in self.maps:
             return self.maps[kind]

@@ -126,10 +126,10 @@ def run_command(args: argparse.Namespace) -> int:
         _check_references_and_outputs(args, jobs)
         progress(0.0, "preparing")
         choice.load_weights_and_kernels(None, lambda *_: None, quiet=args.quiet)
-        tasks = [_compare_with_files(args, job, choice) for job in jobs]
+        tasks = [_settle_job_and_plan_frames(args, job, choice) for job in jobs]
         outcome = sequences.Outcome()
         for (job, plan), job_outcome in zip(
-            tasks, _run_tasks_on_devices(tasks, choice, devices, progress), strict=False
+            tasks, _write_reference_flows(tasks, choice, devices, progress), strict=False
         ):
             outcome.add(job_outcome)
             written += len(job_outcome.written)
@@ -228,7 +228,7 @@ def _check_files_and_build_outputs(args: argparse.Namespace) -> dict[int, Output
     return outputs
 
 
-def _compare_with_files(
+def _settle_job_and_plan_frames(
     args: argparse.Namespace, job: FollowJob, choice: methods.MethodChoice
 ) -> tuple[FollowJob, WritePlan]:
     """Return the settled job, and the frames that it has to write."""
@@ -242,8 +242,8 @@ def _compare_with_files(
     return job, plan
 
 
-def _run_tasks_on_devices(
-    tasks: Sequence[tuple[FollowJob, WritePlan]],
+def _write_reference_flows(
+    jobs_with_plans: Sequence[tuple[FollowJob, WritePlan]],
     choice: methods.MethodChoice,
     devices: Sequence[str],
     progress: ProgressBar,
@@ -251,14 +251,14 @@ def _run_tasks_on_devices(
     """Yield the outcome of each task, until one cannot write any more."""
     from fullfield import sequences
 
-    report_frame = progress.build_frame_callback(sum(len(plan.missing) for _, plan in tasks))
+    report_frame = progress.build_frame_callback(sum(len(plan.missing) for _, plan in jobs_with_plans))
     if len(devices) > 1:
-        requested = [(job, plan.missing) for job, plan in tasks]
+        requested = [(job, plan.missing) for job, plan in jobs_with_plans]
         from fullfield.sequences.follow_pool import write_reference_flows_on_devices
 
         yield from write_reference_flows_on_devices(requested, devices, report_frame=report_frame)
         return
-    for job, plan in tasks:
+    for job, plan in jobs_with_plans:
         outcome = sequences.run_follow(job, plan.missing, choice.estimator, job.open_plates(), report=report_frame)
         yield outcome
         if outcome.stopped is not None:
@@ -301,7 +301,7 @@ def _print_result(
         "st_maps_from_existing": st_maps,
         "problems": [problem._asdict() for problem in outcome.problems],
         **report.select_attributes(outcome, "stopped", "cuts"),
-        **choice.describe_method(),
+        **choice.collect_method_settings(),
         "devices": list(devices),
         "seconds": {"total": seconds},
     }

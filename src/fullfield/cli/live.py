@@ -107,7 +107,7 @@ def run_command(args: argparse.Namespace) -> int:
         screen = _PictureOutputs.open(args, choice.device, source, stack)
         compute = _build_computation(choice, (source.height, source.width))  # compiles before frames come
         status = _Status(args, source)
-        interrupted = _compute_and_show(args, source, compute, screen, statistics, status, threads)
+        interrupted = _compute_and_show_until_end(args, source, compute, screen, statistics, status, threads)
         if statistics.frames < 2 and not interrupted:
             raise InputError(f"{args.source}: expected two frames or more, got {statistics.frames}")
     _print_result(args, choice, source, compute.backend, screen, statistics, interrupted)
@@ -148,7 +148,7 @@ class _PairComputation:
 
     def __call__(self, pair: FramePair) -> Tensor:
         first, second = (self._upload_as_unit_range(captured.frame) for captured in pair)
-        return _synchronize_flow(self._choice.estimator(first, second)[0])
+        return _wait_for_flow(self._choice.estimator(first, second)[0])
 
     def _upload_as_unit_range(self, frame: Any) -> Tensor:
         pixels: Tensor = frame.read_luma() if self._is_grey else frame.read_rgb()
@@ -176,13 +176,13 @@ class _PersistentComputation:
             flow = self._solver(self._upload_luma(first.frame), self._upload_luma(second.frame))
         self._last = second.number
         assert flow is not None  # step has a previous frame
-        return _synchronize_flow(flow[0])
+        return _wait_for_flow(flow[0])
 
     def _upload_luma(self, frame: Any) -> Tensor:
         return frame.read_luma()[None].to(self._device)  # type: ignore[no-any-return]
 
 
-def _synchronize_flow(flow: Tensor) -> Tensor:
+def _wait_for_flow(flow: Tensor) -> Tensor:
     if flow.device.type == "cuda":
         import torch
 
@@ -305,16 +305,16 @@ def format_statistics(statistics: LiveStatistics) -> str:
 # ---- running
 
 
-def _compute_and_show(
+def _compute_and_show_until_end(
     args: argparse.Namespace,
     source: VideoSource,
     compute: Callable[[FramePair], Tensor],
     picture_outputs: _PictureOutputs,
     statistics: LiveStatistics,
     status: _Status,
-    threads: list[threading.Thread],
+    started_threads: list[threading.Thread],
 ) -> bool:
-    """Capture and compute in threads, which are added to ``threads``, and show in this one.
+    """Capture and compute in threads, which are added to ``started_threads``, and show in this one.
 
     Returns:
         Whether the user interrupted it.
@@ -346,8 +346,8 @@ def _compute_and_show(
         partial(capture_pairs, frames, pairs, statistics),
         partial(compute_newest_pairs, pairs, compute, results, statistics, clock, args.flows),
     )
-    threads += [threading.Thread(target=job, daemon=True) for job in work]
-    for thread in threads:
+    started_threads += [threading.Thread(target=job, daemon=True) for job in work]
+    for thread in started_threads:
         thread.start()
     interrupted = False
     try:
@@ -362,7 +362,7 @@ def _compute_and_show(
         results.close()
         pairs.close()
         status.end_line()
-        for thread in threads:
+        for thread in started_threads:
             thread.join(_PATIENCE)
     return interrupted
 

@@ -66,7 +66,7 @@ class MethodChoice:
         random = getattr(self.config, "weights", None) == RANDOM
         return f"{self.method} (preset {self.preset})" + (", random weights" if random else "")
 
-    def describe_method(self, estimator: Any = None) -> dict[str, Any]:
+    def collect_method_settings(self, estimator: Any = None) -> dict[str, Any]:
         """Return the method and its settings for a report, as the flow ``estimator`` has them, else the estimator."""
         estimator = self.estimator if estimator is None else estimator
         used = {"method": estimator.method, "parameters": dict(estimator.parameters), "backend": estimator.backend}

@@ -72,7 +72,9 @@ def name_options_in_errors(args: argparse.Namespace) -> AbstractContextManager[N
     return report.rename_arguments_in_errors(**names)
 
 
-def write_outstanding_pictures(args: argparse.Namespace, command: str, job: PictureJob) -> tuple[Outcome, int]:
+def write_missing_pictures_and_count_existing(
+    args: argparse.Namespace, command: str, job: PictureJob
+) -> tuple[Outcome, int]:
     """Settle the job and write its pictures; return the outcome, and how many pictures existed."""
     from fullfield.sequences.pictures import write_job_pictures
 
@@ -85,7 +87,7 @@ def write_outstanding_pictures(args: argparse.Namespace, command: str, job: Pict
     return outcome, len(job.numbers) - count
 
 
-def print_picture_report(
+def print_picture_report_and_return_code(
     args: argparse.Namespace, outcome: Outcome, existing_count: int, action: str = "", **content: Any
 ) -> int:
     """Print problems and the report, which says the action, and return the exit code."""

@@ -119,7 +119,7 @@ def run_command(args: argparse.Namespace) -> int:
         if len(clouds) > 2:
             group = register_group(clouds, settings, progress.build_span_callback(0.1, 0.9))
             watch.add_lap("register")
-            return _report_group_and_write_merged(args, clouds, group, watch)
+            return _print_poses_and_write_merged_cloud(args, clouds, group, watch)
         result = register_clouds(clouds[0], clouds[1], settings, progress.build_span_callback(0.1, 0.7))
         watch.add_lap("register")
         if result.success and args.output is not None:
@@ -231,15 +231,15 @@ def _write_pose(path: str, pose: NDArray[np.float64]) -> None:
 
 def _write_merged_cloud(path: str, clouds: list[io.PointCloud]) -> None:
     """Write one cloud of all, and name what only some of them have."""
-    from fullfield.io.pointcloud import merge_clouds
+    from fullfield.io.pointcloud import merge_clouds_and_list_dropped_fields
 
-    merged, dropped = merge_clouds(clouds)
+    merged, dropped = merge_clouds_and_list_dropped_fields(clouds)
     if dropped:
         report.print_note(f"{path}: without {', '.join(dropped)}, which only some of the clouds have")
     io.write_point_cloud(path, merged)
 
 
-def _report_group_and_write_merged(
+def _print_poses_and_write_merged_cloud(
     args: argparse.Namespace, clouds: list[io.PointCloud], group: GroupRegistration, stopwatch: report.Stopwatch
 ) -> int:
     """Print the pose of each cloud in the frame of the first, and write the merged cloud."""

@@ -46,14 +46,14 @@ def rename_arguments_in_errors(**words: str) -> Iterator[None]:
 
 
 @contextmanager
-def explain_interruption(folder: str, row: type[tuple[Any, ...]]) -> Iterator[None]:
-    """Let an interruption inside report the step that a training continues from; ``row`` is that of its history."""
+def name_resume_step_in_interruption(folder: str, history_row: type[tuple[Any, ...]]) -> Iterator[None]:
+    """Let an interruption inside name the step that a training continues from; its history has ``history_row``s."""
     from fullfield.training.checkpoint import read_history
 
     try:
         yield
     except KeyboardInterrupt:
-        history = read_history(Path(folder), row)
+        history = read_history(Path(folder), history_row)
         continues = f"the same command continues from step {history[-1].step}" if history else "nothing was stored yet"
         raise KeyboardInterrupt(f"{folder}: {continues}") from None
 
@@ -95,15 +95,15 @@ def describe_bars(bars: Bars) -> str:
     return f"{bars} have one constant colour; as bars, they are not matched, and their vectors are 0"
 
 
-def print_plan(numbers: Sequence[int], plan: WritePlan) -> None:
+def print_plan(frame_numbers: Sequence[int], plan: WritePlan) -> None:
     """Print how many frames of a run are kept, how many are recomputed, and why."""
-    existing = len(numbers) - len(plan.missing)
+    existing = len(frame_numbers) - len(plan.missing)
     if existing:
-        print_note(f"{existing} of {len(numbers)} frames {'exists' if existing == 1 else 'exist'}")
+        print_note(f"{existing} of {len(frame_numbers)} frames {'exists' if existing == 1 else 'exist'}")
     if plan.outdated:
         count = sum(map(len, plan.outdated.values()))
         verb = "is" if count == 1 else "are"
-        print_note(f"{count} of {len(numbers)} frames {verb} recomputed: {plan.format_outdated_frames()}")
+        print_note(f"{count} of {len(frame_numbers)} frames {verb} recomputed: {plan.format_outdated_frames()}")
 
 
 def escape_control_characters(text: object, allowed: str = "") -> str:
@@ -135,7 +135,7 @@ def print_report(
     """Print the report of a verb: its text, or with ``--json`` its facts, versions and peak memory if requested."""
     if args.json:
         taken = {"peak_memory_bytes": get_peak_memory_bytes()} if has_peak_memory else {}
-        print_json({**report, **taken, "versions": list_versions()})
+        print_json({**report, **taken, "versions": collect_versions()})
     else:
         print(text)
 
@@ -162,7 +162,7 @@ def add_report_options(parser: Any, *, progress: bool = False) -> None:
         parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no notes on stderr")
 
 
-def list_versions() -> dict[str, str | None]:
+def collect_versions() -> dict[str, str | None]:
     """Return the versions of fullfield, Python and the packages that decide a result; None for an absent one."""
     installed: dict[str, str | None] = {"fullfield": __version__, "python": platform.python_version()}
     for package in ("torch", "numpy", "numba", "OpenImageIO", "h5py", "pillow"):

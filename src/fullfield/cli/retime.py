@@ -42,8 +42,10 @@ def run_command(args: argparse.Namespace) -> int:
         flow = StoredFlow(args.flow, args.flow_scale, build_vector_reading(args, layer=args.layer))
         settings = RetimeSettings(args.factor, args.mask)
         job = build_retime_job(args.plates, flow, args.output, settings, frames=args.frames, device=args.device)
-        outcome, existing = pictures.write_outstanding_pictures(args, "retime", job)
+        outcome, existing = pictures.write_missing_pictures_and_count_existing(args, "retime", job)
     if not args.quiet:
         for a, b in outcome.cuts:
             report.print_note(f"the shot changes between the frames {a} and {b}; no frame is interpolated across them")
-    return pictures.print_picture_report(args, outcome, existing, factor=float(job.factor), cuts=outcome.cuts)
+    return pictures.print_picture_report_and_return_code(
+        args, outcome, existing, factor=float(job.factor), cuts=outcome.cuts
+    )

@@ -129,7 +129,7 @@ def run_command(args: argparse.Namespace) -> int:
     properties |= {"missing": missing, "outside": outside}
     properties |= {"truth_values": values_each, "classes": metrics.compute_by_class()}
     report.print_report(args, properties, "\n".join(format_score_lines(values, metrics.averaging, missing, outside)))
-    return get_exit_code_for_max_epe(values["epe"], args.max_epe)
+    return print_exceeded_max_epe_and_return_code(values["epe"], args.max_epe)
 
 
 def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
@@ -286,9 +286,9 @@ def format_score_lines(values: dict[str, float], averaging: str, missing: int = 
     return [*lines, f"{int(values['pixels'])} pixels scored{over}{left_out}"]
 
 
-def get_exit_code_for_max_epe(epe: float, limit: float | None, kind: str = "score") -> int:
-    """Return the exit code for ``--max-epe``; print an error that exceeds it."""
-    if limit is None or epe <= limit:
+def print_exceeded_max_epe_and_return_code(epe: float, max_epe: float | None, kind: str = "score") -> int:
+    """Print an error above ``--max-epe``, and return the exit code."""
+    if max_epe is None or epe <= max_epe:
         return 0
-    report.print_note(f"the error exceeded --max-epe: expected at most {limit:g} px, got {epe:.6g} px", kind=kind)
+    report.print_note(f"the error exceeded --max-epe: expected at most {max_epe:g} px, got {epe:.6g} px", kind=kind)
     return 1

@@ -111,7 +111,9 @@ def run_command(args: argparse.Namespace) -> int:
         names = 1 + len(args.others)
         raise InputError(f"PLATES: expected one pattern, got {names} names; quote a glob, as in 'plate.*.exr'")
     choice = replace(methods.choose_method(args), scale=args.scale)
-    frame_files, output = _check_files_and_build_output(args)
+    frame_files = find_frame_files(args.plates)
+    args.output = _choose_output_pattern(args.output, frame_files)
+    output = _check_options_and_build_output(args, frame_files)
 
     from fullfield.sequences.plates import open_frame_files
 
@@ -209,12 +211,11 @@ def _build_shot_settings(args: argparse.Namespace, device: str) -> sequences.Sho
     )
 
 
-def _check_files_and_build_output(args: argparse.Namespace) -> tuple[FrameFiles, Output]:
-    """Check the names of plates and outputs, and the options that depend on them."""
+def _check_options_and_build_output(args: argparse.Namespace, frame_files: FrameFiles) -> Output:
+    """Check the output's name and the options that depend on it, and return the output."""
     from fullfield.sequences.outputs import Output
 
-    frame_files = find_frame_files(args.plates)
-    args.output = output = _choose_output_pattern(args.output, frame_files)
+    output = args.output
     suffix = paths.get_checked_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
     packing = parse_compression_and_half(args)
     maps = [name for name in ("occlusion", "confidence") if getattr(args, name)]
@@ -241,7 +242,7 @@ def _check_files_and_build_output(args: argparse.Namespace) -> tuple[FrameFiles,
         paths.parse_creatable_pattern(pattern, option, suffix)
     _check_outputs_name_no_plate(args, frame_files)
     y_axis = args.y_axis or "up"
-    return frame_files, Output(output, packing.get("dtype"), packing.get("compression"), y_axis, args.st_map)
+    return Output(output, packing.get("dtype"), packing.get("compression"), y_axis, args.st_map)
 
 
 def _make_paths_absolute(frame_files: FrameFiles, output: Output) -> tuple[FrameFiles, Output]:
@@ -357,7 +358,7 @@ def _print_result(
         **report.select_attributes(outcome, "stopped", "cuts", "duplicates"),
         "bars": [{"frames": format_frames(frames), **bars._asdict()} for bars, frames in frames_by_bars.items()],
         **report.select_attributes(job.settings, "direction", "step"),
-        **choice.describe_method(),
+        **choice.collect_method_settings(),
         "refined": refined,
         "devices": list(devices),
         "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},

@@ -90,7 +90,7 @@ def run_command(args: argparse.Namespace) -> int:
     with (
         ProgressBar("train", quiet=args.quiet) as progress,
         rename_arguments_in_errors(**report.map_arguments_to_options(args)),
-        report.explain_interruption(args.output, DescriptorRow),
+        report.name_resume_step_in_interruption(args.output, DescriptorRow),
     ):
         fields = ("start", "steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")
         training = DescriptorTraining(

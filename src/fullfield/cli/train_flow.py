@@ -190,7 +190,7 @@ def run_command(args: argparse.Namespace) -> int:
     run = FlowRun(
         checkpoint_every=args.every,
         pause_after_s=None if args.pause is None else 60 * args.pause,
-        recipe=_describe_inputs_of_training(args),
+        recipe=_collect_training_inputs(args),
         **report.select_attributes(args, "validate_every", "after", "curves", "tensorboard"),
     )
     fixed = None if isinstance(training.updates, tuple) else training.updates
@@ -205,7 +205,7 @@ def run_command(args: argparse.Namespace) -> int:
         with (
             ProgressBar("train", quiet=args.quiet or not team.is_first) as progress,
             rename_arguments_in_errors(**words),
-            report.explain_interruption(args.output, FlowRow),
+            report.name_resume_step_in_interruption(args.output, FlowRow),
         ):
             run = dataclasses.replace(run, should_stop=is_interrupted, on_continue=report_step)
             trained = train_flow(args.output, model, source, training, run=run, validation=validate, progress=progress)
@@ -385,7 +385,7 @@ def _build_validation(
     return FlowValidation(sets, pairs=args.validation_pairs, updates=updates) if sets else None
 
 
-def _describe_inputs_of_training(args: argparse.Namespace) -> dict[str, Any]:
+def _collect_training_inputs(args: argparse.Namespace) -> dict[str, Any]:
     """Return what decides the weights besides the training's configuration."""
     data = [_parse_data_argument(text, "--data", weighted=True) for text in args.data]
     scenes = {_parse_style_name(name) for name, folder, _ in data if folder is None}
@@ -427,7 +427,7 @@ def _print_result(
     properties = {
         "output": args.output,
         "weights": weights,
-        "recipe": {**_describe_inputs_of_training(args), "training": training},
+        "recipe": {**_collect_training_inputs(args), "training": training},
         "done": trained.completed,
         "history": [row._asdict() for row in trained.history],
         "validation": None if validation is None else validation.errors,

@@ -73,7 +73,7 @@ def run_command(args: argparse.Namespace) -> int:
     settings = stored.read_settings()
     reference = settings.get("reference")
     draw = _build_reference_overlay_function(args, reference)
-    plates, reason = _open_plates_or_explain(args, stored, settings.get("reading") or {})
+    plates, reason = _open_plates_or_explain_absence(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
         report.print_note(f"the page has no plates: {reason}; name them with --plates")
     reading = build_vector_reading(args, layer=args.layer)
@@ -88,7 +88,7 @@ def run_command(args: argparse.Namespace) -> int:
 
     with rename_arguments_in_errors(paint="--paint"), ProgressBar("view", quiet=args.quiet) as progress:
         scale = args.max_motion or flow_visualization.measure_max_motion_in_sampled_frames(numbers, read_flows) or 1.0
-        shot = _iterate_readable_frames(files, numbers, reading, plates, problems, progress)
+        shot = _iterate_frames_and_collect_problems(files, numbers, reading, plates, problems, progress)
         if draw is not None:
             shot = map(draw, shot)
         page = {"max_motion": scale, "width": args.width, "step": settings.get("step", 1), "reference": reference}
@@ -106,7 +106,7 @@ def run_command(args: argparse.Namespace) -> int:
     return 2 if problems else 0
 
 
-def _open_plates_or_explain(
+def _open_plates_or_explain_absence(
     args: argparse.Namespace, stored: sequences.Output, reading: dict[str, Any]
 ) -> tuple[Plates | None, str]:
     """Return the plates, those of the flow's notes with its ``reading``, or None and why there are none."""
@@ -146,9 +146,9 @@ def _build_reference_overlay_function(
     return partial(draw_paint_or_grid, paint=paint, grid_px=args.grid)
 
 
-def _iterate_readable_frames(
+def _iterate_frames_and_collect_problems(
     files: FrameFiles,
-    numbers: Sequence[int],
+    frame_numbers: Sequence[int],
     read_options: io.FlowReadOptions,
     plates: Plates | None,
     problems: list[str],
@@ -157,8 +157,8 @@ def _iterate_readable_frames(
     """Yield the readable frames; append a message to ``problems`` for each file that is not."""
     from fullfield.viz.page import ViewFrame
 
-    for count, number in enumerate(numbers):
-        progress(count / len(numbers), f"frame {number}")
+    for count, number in enumerate(frame_numbers):
+        progress(count / len(frame_numbers), f"frame {number}")
         try:
             vectors = io.read_flow_layers(files.path(number), read_options)
         except (InputError, OSError) as error:

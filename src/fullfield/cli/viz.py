@@ -79,7 +79,7 @@ def run_command(args: argparse.Namespace) -> int:
     visualization = flow_visualization.FlowVisualization(
         flow, valid, frame1, frame2, truth, truth_valid, args.max_motion, args.max_error
     )
-    io.write_image(args.output, visualization.get_file_content(args.kind, args.output))
+    io.write_image(args.output, visualization.draw_kind_for_file(args.kind, args.output))
     properties = {
         **report.select_attributes(args, "output", "flow", "kind"),
         **visualization.compute_scale_range_px(args.kind),

@@ -52,7 +52,7 @@ def run_command(args: argparse.Namespace) -> int:
         watch.add_lap("estimate")
     folder = find_writable_folder(".")
     properties = {
-        **choice.describe_method(flow),
+        **choice.collect_method_settings(flow),
         "device": choice.device,
         "cache": None if folder is None else str(folder.resolve()),
         "seconds": watch.get_stage_seconds(),

@@ -56,12 +56,12 @@ def run_command(args: argparse.Namespace) -> int:
         if flow.reference is not None and args.direction is not None:
             raise InputError("--direction: not used with files of fullfield follow; leave it out")
         job = build_warp_job(args.image, flow, args.output, settings, frames=args.frames, device=args.device)
-        outcome, existing = pictures.write_outstanding_pictures(args, "warp", job)
+        outcome, existing = pictures.write_missing_pictures_and_count_existing(args, "warp", job)
     if outcome.shot_ends and not args.quiet:
         reason = "the shot ends there" if flow.reference is None else "a cut lies between them and the reference"
         report.print_note(f"no picture for {format_frames(outcome.shot_ends)}: {reason}")
     action = _describe_action(args, job.settings)
-    return pictures.print_picture_report(args, outcome, existing, action, reference=args.reference)
+    return pictures.print_picture_report_and_return_code(args, outcome, existing, action, reference=args.reference)
 
 
 def _describe_action(args: argparse.Namespace, settings: WarpSettings) -> str:

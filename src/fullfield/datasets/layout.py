@@ -65,10 +65,10 @@ def list_consecutive_pairs(frames: list[Path], *, backward: bool = False) -> lis
     return [(second, first) for first, second in reversed(pairs)] if backward else pairs
 
 
-def require_nonempty(items: list[Path], where: Path, description: str) -> list[Path]:
+def require_nonempty(items: list[Path], location: Path, description: str) -> list[Path]:
     """Return ``items``, which must not be empty."""
     if not items:
-        raise InputError(f"{where}: expected {description}, found none")
+        raise InputError(f"{location}: expected {description}, found none")
     return items
 
 

@@ -75,7 +75,7 @@ class RegistrationCriteria:
     inlier_ratio: float = 0.05
 
 
-def check_true_pose_is_rigid(pose: Tensor, name: str) -> Tensor:
+def require_rigid_pose(pose: Tensor, name: str) -> Tensor:
     """Return ``pose`` [4, 4]; InputError if it is no rotation, up to the rounding of lists, and a translation."""
     convert_to_checked_pose(pose.numpy(), name, _ROUNDED)
     return pose
@@ -196,15 +196,15 @@ def _iterate_sequence_pairs(top: Path, name: str) -> Iterator[ScanRecord]:
         yield ScanRecord(f"{name}/{first:06d}_{second:06d}", scans[first], scans[second], truth, scene=name)
 
 
-def _iterate_distant_pairs(numbers: list[int], positions: Tensor) -> Iterator[tuple[int, int]]:
+def _iterate_distant_pairs(scan_numbers: list[int], positions: Tensor) -> Iterator[tuple[int, int]]:
     at = 0
-    while at < len(numbers):
-        now = numbers[at]
+    while at < len(scan_numbers):
+        now = scan_numbers[at]
         is_distant = (positions[now : now + _WINDOW] - positions[now]).norm(dim=1) > _DISTANCE_M
         last = now + int(is_distant.int().argmax()) - 1 if bool(is_distant.any()) else now
-        end = bisect_right(numbers, last) - 1  # the scan at hand
+        end = bisect_right(scan_numbers, last) - 1  # the scan at hand
         if end > at:
-            yield now, numbers[end]
+            yield now, scan_numbers[end]
         at = end + 1
 
 
@@ -224,11 +224,11 @@ def _read_lidar_calibration(file: Path) -> Tensor:
     raise InputError(f"{file}: expected a line Tr: with 12 numbers, found none")
 
 
-def _parse_pose(words: list[str], where: str) -> Tensor:
+def _parse_pose(words: list[str], location: str) -> Tensor:
     try:
         values = torch.tensor([float(word) for word in words], dtype=torch.float64)
     except ValueError:
         values = torch.empty(0)
     if values.numel() != 12 or not bool(values.isfinite().all()):
-        raise InputError(f"{where}: expected 12 numbers, got {' '.join(words)[:60]!r}")
-    return check_true_pose_is_rigid(torch.cat([values.view(3, 4), values.new_tensor([[0.0, 0.0, 0.0, 1.0]])]), where)
+        raise InputError(f"{location}: expected 12 numbers, got {' '.join(words)[:60]!r}")
+    return require_rigid_pose(torch.cat([values.view(3, 4), values.new_tensor([[0.0, 0.0, 0.0, 1.0]])]), location)

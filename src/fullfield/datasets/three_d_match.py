@@ -16,7 +16,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import layout
-from fullfield.datasets.scans import ScanDataset, ScanRecord, check_true_pose_is_rigid
+from fullfield.datasets.scans import ScanDataset, ScanRecord, require_rigid_pose
 
 _BENCHMARKS = {"3dmatch": "3DMatch", "3dlomatch": "3DLoMatch"}
 _SUFFIXES = (".ply", ".pcd", ".npy")
@@ -106,7 +106,7 @@ def _iterate_log_pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
             f"{folder.name}/{first}_{second}",
             _find_cloud_file(folder, second),
             _find_cloud_file(folder, first),
-            check_true_pose_is_rigid(pose, f"{log}: pose {first} {second}"),
+            require_rigid_pose(pose, f"{log}: pose {first} {second}"),
             weights.get((first, second)),
             folder.name,
             counted=second != first + 1,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fullfield._check import check_choice, check_number, require
-from fullfield._config import Config, describe_field
+from fullfield._config import Config, create_field
 from fullfield.models.raft.config import PADDINGS
 from fullfield.models.shape import NetworkArchitecture
 from fullfield.models.weights import RANDOM as RANDOM
@@ -29,28 +29,28 @@ class NetworkSettings(Config):
     8
     """
 
-    weights: str | None = describe_field(
+    weights: str | None = create_field(
         None,
         "file, published name (fullfield weights list), or random (for timing); auto: the method's own",
         metavar="PATH|NAME",
     )
-    updates: int | None = describe_field(
+    updates: int | None = create_field(
         None,
         "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s and -m",
     )
-    cascade: bool | None = describe_field(
+    cascade: bool | None = create_field(
         None,
         "start frames whose smaller side exceeds 800 pixels at a quarter of their size or less; "
         "the package's own networks do",
     )
-    coarse_updates: int | None = describe_field(
+    coarse_updates: int | None = create_field(
         None, "updates at the coarser levels of a cascade; auto: as at the finest"
     )
-    double: bool | None = describe_field(
+    double: bool | None = create_field(
         None,
         "also estimate at twice the size, and keep the more confident flow of each pixel: five times the work",
     )
-    precision: str = describe_field(
+    precision: str = create_field(
         "auto",
         "exact: float32; fast: half precision; bfloat16: fast with more range; auto: fast on a GPU with the kernels, "
         "and for method auto on a CPU with AVX-512 BF16, else exact",
@@ -81,7 +81,7 @@ class NetworkSettings(Config):
 class RAFTSettings(NetworkSettings):
     """Configuration of RAFT."""
 
-    padding: str = describe_field(
+    padding: str = create_field(
         "sintel",
         "padding of frames to multiples of 8: on all sides (sintel), or not above (kitti)",
         PADDINGS,
@@ -101,13 +101,13 @@ class RAFTSettings(NetworkSettings):
 class PtlflowSettings(Config):
     """Configuration of a model of ptlflow: weights, updates and whether it is patched."""
 
-    weights: str | None = describe_field(
+    weights: str | None = create_field(
         None,
         "file, name of a checkpoint at ptlflow, or random (for timing); auto: sintel, else things, else the first",
         metavar="PATH|NAME",
     )
-    updates: int | None = describe_field(None, "flow updates; auto: the model's own")
-    patched: bool = describe_field(True, "patch a model whose correlation block is known; others run as they are")
+    updates: int | None = create_field(None, "flow updates; auto: the model's own")
+    patched: bool = create_field(True, "patch a model whose correlation block is known; others run as they are")
 
     def __post_init__(self) -> None:
         if self.weights is not None:

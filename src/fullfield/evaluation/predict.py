@@ -28,7 +28,7 @@ from fullfield.evaluation.run import (
     OUT_OF_MEMORY,
     RESULT,
     PredictionRun,
-    describe_dataset,
+    build_dataset_config,
     fingerprint_method_code,
     summarize_runtime,
 )
@@ -75,7 +75,7 @@ def build_run_config(dataset: FlowDataset, estimator: Estimator, settings: Evalu
     device = settings.torch_device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
-        **describe_dataset(dataset),
+        **build_dataset_config(dataset),
         "device": name,
         "float32": _get_reduced_precision_flags(device),
         "method": estimator.method,
@@ -209,18 +209,18 @@ def _estimate_and_retry_when_out_of_memory(
     initial_flow: Tensor | None,
     free_memory: Callable[[], None],
 ) -> tuple[Tensor, float, int | None]:
-    """Run :func:`_estimate_timed`, again after ``free_memory`` if memory is short; note a second failure in the run."""
+    """Run :func:`_estimate_and_measure_cost`, again after ``free_memory`` if memory is short; record a failure."""
     with suppress(torch.OutOfMemoryError, NotEnoughMemoryError):
-        return _estimate_timed(estimator, frame1, frame2, initial_flow)
+        return _estimate_and_measure_cost(estimator, frame1, frame2, initial_flow)
     free_memory()
     try:
-        return _estimate_timed(estimator, frame1, frame2, initial_flow)
+        return _estimate_and_measure_cost(estimator, frame1, frame2, initial_flow)
     except (torch.OutOfMemoryError, NotEnoughMemoryError):
         run.write_json(FAILURE, {"failure": OUT_OF_MEMORY})
         raise
 
 
-def _estimate_timed(
+def _estimate_and_measure_cost(
     estimator: Estimator, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None
 ) -> tuple[Tensor, float, int | None]:
     """Return the flow [2, H, W], its seconds, and the peak of CUDA memory."""

@@ -110,7 +110,7 @@ class ResultFolder:
 
     def check_same_dataset(self, dataset: PairSequence[Any, Any]) -> None:
         """Raise InputError unless the predictions are of these files."""
-        before, now = self.config.get("dataset"), describe_dataset(dataset)["dataset"]
+        before, now = self.config.get("dataset"), build_dataset_config(dataset)["dataset"]
         if changed := list_differences(before, now, "dataset."):
             raise InputError(f"{self.folder}: holds predictions of other frames ({'; '.join(changed)})")
 
@@ -298,7 +298,7 @@ def _drop_weights_path(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "parameters": {**parameters, "weights": None}}
 
 
-def describe_dataset(dataset: PairSequence[Any, Any]) -> dict[str, Any]:
+def build_dataset_config(dataset: PairSequence[Any, Any]) -> dict[str, Any]:
     """Return the part of a configuration that does not depend on the estimator, as plain values."""
     import torch
 
@@ -325,12 +325,12 @@ def fingerprint_method_code(method: Any) -> dict[str, str]:
         content = Path(inspect.getfile(kind)).read_bytes()
     except (TypeError, OSError):
         content = "\n".join(
-            part for base in kind.__mro__ if base is not object for part in _describe_class_bytecode(base)
+            part for base in kind.__mro__ if base is not object for part in _iterate_method_descriptions(base)
         ).encode()
     return {"source": hashlib.sha256(content).hexdigest()[:_DIGITS]}
 
 
-def _describe_class_bytecode(kind: type) -> Iterator[str]:
+def _iterate_method_descriptions(kind: type) -> Iterator[str]:
     for name, value in vars(kind).items():
         code = getattr(getattr(value, "fget", getattr(value, "__func__", value)), "__code__", None)
         if isinstance(code, CodeType):

@@ -28,7 +28,7 @@ from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
 from fullfield.datasets.scans import KITTIOdometry, RegistrationCriteria, ScanDataset, ScanRecord, ScanSample
 from fullfield.evaluation.predict import EvaluationSettings
-from fullfield.evaluation.run import RESULT, ScanRun, describe_dataset, fingerprint_method_code, summarize_runtime
+from fullfield.evaluation.run import RESULT, ScanRun, build_dataset_config, fingerprint_method_code, summarize_runtime
 from fullfield.evaluation.sharing import wait_for_all_processes
 from fullfield.io import PointCloud
 from fullfield.metrics import (
@@ -230,7 +230,7 @@ def evaluate_scans(
     is_cpu = settings.device in (AUTO, "cpu")
     _check.require(is_cpu, "device", "cpu, where point clouds are registered", repr(settings.device))
     config = {
-        **describe_dataset(dataset),
+        **build_dataset_config(dataset),
         "method": method.method_name,
         "parameters": dict(method.parameters),
         **fingerprint_method_code(method),

@@ -133,7 +133,7 @@ class BlockSignature:
         return BlockArguments(fmap1, fmap2, values[self.levels or ""], values[self.radius or ""], on_demand)
 
 
-def parse_signature(block: Callable[..., Any]) -> BlockSignature | str:
+def parse_signature_or_explain(block: Callable[..., Any]) -> BlockSignature | str:
     """Return the form, or why it is not a known one."""
     parameters = list(inspect.signature(block).parameters.values())
     names = tuple(p.name for p in parameters)
@@ -165,7 +165,7 @@ def build_original_lookup(block: Callable[..., Any], signature: BlockSignature) 
     return run_original
 
 
-def detect_pooling_limit(original_lookup: Lookup, levels: int = 3) -> bool | str:
+def detect_pooling_limit_or_explain(original_lookup: Lookup, levels: int = 3) -> bool | str:
     """Return whether a block stops pooling once a map's shorter side is at most the window's, or how it differs."""
     rules = [False, True]
     for size in _TRIALS:
@@ -189,8 +189,8 @@ def check_lookup_and_detect_pooling_limit(
     levels: int = 3,
     operator: str = ALL_PAIRS,
 ) -> bool:
-    """Return :func:`detect_pooling_limit`; InputError for another operator, or one that stops but may not."""
-    stops = detect_pooling_limit(original_lookup, levels)
+    """Return whether the block stops pooling; InputError for another operator, or one that stops but may not."""
+    stops = detect_pooling_limit_or_explain(original_lookup, levels)
     if isinstance(stops, str):
         raise create_unrecognized_error(subject, original_class, operator, stops)
     if stops and not may_stop_pooling:
@@ -375,7 +375,7 @@ class BlockBuilder:
 def _recognize_block(
     name: str, original: Any, location: str, has_recognized_sibling: bool, backend: str | None
 ) -> BlockBuilder:
-    signature = parse_signature(original)
+    signature = parse_signature_or_explain(original)
     if isinstance(signature, str):
         raise create_unrecognized_error(f"the {name} of {location}", None, ALL_PAIRS, signature)
     on_demand = re.search(_ALTERNATE, name) is not None

@@ -216,7 +216,7 @@ def find_changes(model: torch.nn.Module, recognizers: Mapping[str, Recognizer], 
 
 
 def _build_overriding_methods(
-    kind: type, recognizers: Mapping[str, Recognizer], backend: str | None, recognized: dict[int, Any]
+    kind: type, recognizers: Mapping[str, Recognizer], backend: str | None, recognized_out: dict[int, Any]
 ) -> tuple[dict[str, FunctionType], list[Replacement]]:
     overrides: dict[str, FunctionType] = {}
     replaced: list[Replacement] = []
@@ -231,7 +231,7 @@ def _build_overriding_methods(
         if inner is not function or hiding is not None:
             how = "decorated" if hiding is None else "called by a subclass's method of that name"
             raise InputError(f"model: {where} is {how}, so that its {names[0]} cannot be replaced")
-        stand_ins = _build_replacements(inner, names, where, recognizers, backend, recognized)
+        stand_ins = _build_replacements(inner, names, where, recognizers, backend, recognized_out)
         overrides[name] = _copy_function_with_globals(inner, stand_ins)
         replaced += [Replacement(where, description, str(by)) for description, by in stand_ins.items()]
     return overrides, replaced
@@ -269,15 +269,15 @@ def _build_replacements(
     location: str,
     recognizers: Mapping[str, Recognizer],
     backend: str | None,
-    recognized: dict[int, Any],
+    recognized_out: dict[int, Any],
 ) -> dict[str, Any]:
     stand_ins: dict[str, Any] = {}
     for name in names:
         original = function.__globals__[name]
-        if id(original) not in recognized:
+        if id(original) not in recognized_out:
             recognize = next(r for pattern, r in recognizers.items() if re.search(pattern, name))
-            recognized[id(original)] = recognize(name, original, location, bool(stand_ins), backend)
-        stand_ins[name] = recognized[id(original)]
+            recognized_out[id(original)] = recognize(name, original, location, bool(stand_ins), backend)
+        stand_ins[name] = recognized_out[id(original)]
     return stand_ins
 
 

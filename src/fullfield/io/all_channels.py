@@ -67,7 +67,7 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
         planes = read_pfm_planes(where)
         names = ("R", "G", "B") if len(planes) == 3 else ("Y",)
         picture = ChannelPicture(torch.from_numpy(planes), names, "float")
-        return _zero_nonfinite_and_mark_valid(where, picture, [*range(len(names))], None, mask)
+        return _zero_nonfinite_in_place_and_mark_valid(where, picture, [*range(len(names))], None, mask)
     with open_source(where) as source:
         part, indices = _choose_color_part(source)
         spec = part.spec
@@ -85,7 +85,7 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
             torch.from_numpy(planes), part.channels, value_type, window, list_inherited_attributes(spec)
         )
         judged = _add_alpha_indices(part.channels, indices)
-        picture = _zero_nonfinite_and_mark_valid(
+        picture = _zero_nonfinite_in_place_and_mark_valid(
             where, picture, judged, source if exr else None, mask, part.data_window if exr else None
         )
         straight = bool(spec.get_int_attribute("oiio:UnassociatedAlpha"))
@@ -95,7 +95,7 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
     return picture
 
 
-def _zero_nonfinite_and_mark_valid(
+def _zero_nonfinite_in_place_and_mark_valid(
     path: Path,
     picture: ChannelPicture,
     color_and_alpha_indices: list[int],

@@ -131,8 +131,10 @@ class FrameReader:
         kind, _ = detect_format_and_size(where)
         if kind == "pfm":
             _refuse_parts_and_layers_of_pfm(where, self.part, self.layer)
-            pixels = _zero_and_mark_nonfinite(plain.read_pfm_planes(where))
-            _apply_display_curve(where, choose_in_place_curve_if_needed(self.transfer, "linear"), pixels.planes)
+            pixels = _zero_nonfinite_in_place_and_mark(plain.read_pfm_planes(where))
+            _apply_display_curve_in_place(
+                where, choose_in_place_curve_if_needed(self.transfer, "linear"), pixels.planes
+            )
             return self._assemble_frame(where, pixels, None, None, ())
         with open_source(where) as source:
             part, colour = find_color_channels(source, self.part, self.layer)
@@ -254,7 +256,7 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
         if valid_mask is not None:
             valid_mask[area] = True
         if table is not None:
-            _look_up_half_values(table, pixels.view(np.uint16), slab)
+            _write_half_values_by_table(table, pixels.view(np.uint16), slab)
             if np.isfinite(slab).all():
                 continue
         for channel, plane in enumerate(slab):  # of half floats too, where some are not finite
@@ -266,8 +268,8 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
             slab *= pixels[..., -1].astype(np.float32) / np.float32(full)
         if full == 1 and not np.isfinite(slab).all():
             dead = np.zeros(shape[1:], np.bool_) if dead is None else dead
-            dead[area] = _zero_nonfinite_pixels(slab)
-        _apply_display_curve(path, to_display, slab)
+            dead[area] = _zero_nonfinite_pixels_in_place(slab)
+        _apply_display_curve_in_place(path, to_display, slab)
     if planes is None:  # nothing of the picture is in the box
         planes = np.zeros(shape, np.float32)
     if dead is not None:
@@ -277,28 +279,28 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
     return _Pixels(rotate_upright(planes, orientation), *masks)
 
 
-def _zero_and_mark_nonfinite(planes: Planes) -> _Pixels:
+def _zero_nonfinite_in_place_and_mark(planes: Planes) -> _Pixels:
     """Set values that are not finite to 0, and mark them."""
     if np.isfinite(planes).all():
         return _Pixels(planes)
-    dead = _zero_nonfinite_pixels(planes)
+    dead = _zero_nonfinite_pixels_in_place(planes)
     return _Pixels(planes, ~dead, dead)
 
 
-def _zero_nonfinite_pixels(planes: Planes) -> Mask:  # [C, H, W] -> [H, W]
+def _zero_nonfinite_pixels_in_place(planes: Planes) -> Mask:  # [C, H, W] -> [H, W]
     """Set pixels with NaN or infinity to 0, in place, and return where they are."""
     dead = ~np.isfinite(planes).all(axis=0)
     planes[:, dead] = 0
     return np.asarray(dead)
 
 
-def _look_up_half_values(table: Planes, bits: NDArray[np.uint16], planes: Planes) -> None:
-    """Set ``planes[c, y, x] = table[bits[y, x, c]]``, few rows at a time: NumPy's indices are larger."""
+def _write_half_values_by_table(table: Planes, bits: NDArray[np.uint16], planes_out: Planes) -> None:
+    """Set ``planes_out[c, y, x] = table[bits[y, x, c]]``, few rows at a time: NumPy's indices are larger."""
     rows = max(1, _LOOKED_UP // bits.shape[1])
     index = np.empty((min(rows, len(bits)), bits.shape[1]), np.intp)
     for top in range(0, len(bits), rows):
         some = bits[top : top + rows]
-        for channel, plane in enumerate(planes[:, top : top + rows]):
+        for channel, plane in enumerate(planes_out[:, top : top + rows]):
             index[: len(some)] = some[..., channel]
             np.take(table, index[: len(some)], out=plane, mode="clip")
 
@@ -322,10 +324,10 @@ def _find_straight_alpha_channel(part: ImagePart, colour: list[int]) -> int | No
     return None
 
 
-def _apply_display_curve(path: Path, to_display: Curve | None, planes: Planes) -> None:
-    if to_display is None:
+def _apply_display_curve_in_place(path: Path, curve: Curve | None, planes: Planes) -> None:
+    if curve is None:
         return
-    to_display(planes)
+    curve(planes)
     if not np.isfinite(planes).all():
         raise InputError(f"{path}: values too large for this transfer; they become infinite")
 

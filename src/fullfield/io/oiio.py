@@ -60,19 +60,19 @@ _BLOCK = 256  # of dwab, OpenEXR's highest
 _HARMLESS = ("extraneous bytes before marker 0xd9", "unknown JFIF revision", "Invalid SOS parameters")
 
 
-def _limit_to_one_thread() -> Callable[[], None]:
+def _limit_to_one_thread_and_get_restore() -> Callable[[], None]:
     import OpenImageIO as oiio
 
-    def put(values: Mapping[str, int]) -> None:
+    def set_attributes(values: Mapping[str, int]) -> None:
         for name, value in values.items():
             oiio.attribute(name, value)
 
     before = {name: oiio.get_int_attribute(name) for name in ALONE}
-    put(ALONE)
-    return lambda: put(before)
+    set_attributes(ALONE)
+    return lambda: set_attributes(before)
 
 
-one_thread_a_file = SharedSwitch(_limit_to_one_thread)
+one_thread_a_file = SharedSwitch(_limit_to_one_thread_and_get_restore)
 """Inside, OpenEXR packs and unpacks a file in the thread that asks for it.
 
 For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO (which
@@ -171,9 +171,9 @@ class ImageSource:
         raise InputError(f"{self.path}: no part {index_or_name!r}; the file has part{'s' * (len(parts) > 1)} {listed}")
 
     def iterate_bands(
-        self, part: ImagePart, channels: Sequence[int], rows: tuple[int, int], value_type: str
+        self, part: ImagePart, channels: Sequence[int], row_range: tuple[int, int], value_type: str
     ) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield (y, ``[rows, width, len(channels)]``) for rows ``y0 <= y < y1`` of the data window, top down.
+        """Yield (y, ``[rows, width, len(channels)]``) for the rows ``y0 <= y < y1`` of ``row_range``, top down.
 
         ``value_type`` is the requested element type: ``uint8``, ``uint16``, ``half`` or ``float``.
         """
@@ -187,12 +187,12 @@ class ImageSource:
         block = _BLOCKS.get(spec.get_string_attribute("compression"), _BLOCK) if self.kind == "openexr" else 1
         unit = max(spec.tile_height, block)
         step = max(step // unit, 1) * unit
-        start = spec.y + (rows[0] - spec.y) // unit * unit
-        for top in range(start, rows[1], step):
+        start = spec.y + (row_range[0] - spec.y) // unit * unit
+        for top in range(start, row_range[1], step):
             bottom = min(top + step, spec.y + spec.height)
             band = self._read_rows(part, channels, (top, bottom), value_type)
-            skip = max(rows[0] - top, 0)
-            yield top + skip, band[skip : rows[1] - top]
+            skip = max(row_range[0] - top, 0)
+            yield top + skip, band[skip : row_range[1] - top]
 
     def iterate_pixels_in_box(
         self, part: ImagePart, channels: Sequence[int], box: Box, value_type: str
@@ -217,27 +217,27 @@ class ImageSource:
         return planes
 
     def _read_rows(
-        self, part: ImagePart, channels: Sequence[int], rows: tuple[int, int], value_type: str
+        self, part: ImagePart, channels: Sequence[int], row_range: tuple[int, int], value_type: str
     ) -> NDArray[Any]:
         first, last = min(channels), max(channels) + 1
         if last - first <= 2 * len(channels) + 2:
-            block = self._read_lines(part, rows, first, last, value_type)
+            block = self._read_lines(part, row_range, first, last, value_type)
             if channels == list(range(first, last)):
                 return block
             return block[..., [c - first for c in channels]]
-        return np.concatenate([self._read_lines(part, rows, c, c + 1, value_type) for c in channels], axis=-1)
+        return np.concatenate([self._read_lines(part, row_range, c, c + 1, value_type) for c in channels], axis=-1)
 
     def _read_lines(
-        self, part: ImagePart, rows: tuple[int, int], first: int, last: int, value_type: str
+        self, part: ImagePart, row_range: tuple[int, int], first: int, last: int, value_type: str
     ) -> NDArray[Any]:
         spec = part.spec
         if spec.tile_width:
-            window = (spec.x, spec.x + spec.width, *rows, 0, 1)
+            window = (spec.x, spec.x + spec.width, *row_range, 0, 1)
             block = self.handle.read_tiles(part.index, 0, *window, first, last, value_type)
         else:
-            block = self.handle.read_scanlines(part.index, 0, *rows, 0, first, last, value_type)
+            block = self.handle.read_scanlines(part.index, 0, *row_range, 0, first, last, value_type)
         message = self.pop_errors()
-        expected = (rows[1] - rows[0], spec.width, last - first)
+        expected = (row_range[1] - row_range[0], spec.width, last - first)
         if block is None or message:
             raise self.build_read_error(message or "its pixels cannot be decoded")
         if block.size != expected[0] * expected[1] * expected[2]:

@@ -159,7 +159,7 @@ def transform_cloud(cloud: PointCloud, transform: NDArray[np.float64]) -> PointC
     return PointCloud(convert_to_float_coordinates(points), cloud.colors, normals, cloud.attributes)
 
 
-def merge_clouds(clouds: Sequence[PointCloud]) -> tuple[PointCloud, list[str]]:
+def merge_clouds_and_list_dropped_fields(clouds: Sequence[PointCloud]) -> tuple[PointCloud, list[str]]:
     """Return one cloud of all points, and the names of what only some of the clouds have, which it leaves out."""
     fields: list[dict[str, Any]] = [
         {"colors": cloud.colors, "normals": cloud.normals, **cloud.attributes} for cloud in clouds

@@ -65,8 +65,8 @@ def check_window_argument(window: object) -> None:
         raise InputError(f"window: expected one of display, data, or (x, y, width, height), got {window!r}")
 
 
-def resolve_window_to_box(window: Window, data: Box, display: Box) -> Box:
+def resolve_window_to_box(window: Window, data_window: Box, display_window: Box) -> Box:
     """Return the box that ``window`` stands for in a file with these windows."""
     if isinstance(window, tuple):
         return window
-    return display if window == "display" else data
+    return display_window if window == "display" else data_window

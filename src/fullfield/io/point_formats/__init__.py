@@ -71,7 +71,7 @@ def convert_colors_to_uint16(colors: NDArray[Any]) -> NDArray[Any]:
     return scaled.clip(0, 65535).astype(np.uint16)
 
 
-def build_cloud_from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
+def build_cloud_by_popping_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
     """Make a cloud from named columns [N], and remove them from ``columns``."""
     if not {"x", "y", "z"} <= columns.keys():
         raise build_missing_axes_error(path, columns)

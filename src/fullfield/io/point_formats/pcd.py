@@ -14,7 +14,7 @@ from fullfield._check import InputError
 from fullfield.io.files import check_inflated_size, join_to_one_line, require_nonempty_file
 from fullfield.io.point_formats import (
     PointCloud,
-    build_cloud_from_columns,
+    build_cloud_by_popping_columns,
     convert_colors_to_uint8,
     read_binary_columns,
     read_text_columns,
@@ -46,7 +46,7 @@ def read_pcd(path: Path) -> PointCloud:
             columns = _read_compressed_columns(path, file.read(), fields, count)
         else:
             raise InputError(f"{path}: corrupt PCD header: DATA {join_to_one_line(data_kind, 40)!r} is unknown")
-    return build_cloud_from_columns(path, _drop_padding_and_unpack_rgb(columns))
+    return build_cloud_by_popping_columns(path, _drop_padding_and_unpack_rgb(columns))
 
 
 def write_pcd(path: Path, cloud: PointCloud) -> None:

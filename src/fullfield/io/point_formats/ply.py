@@ -15,7 +15,7 @@ from fullfield._check import InputError
 from fullfield.io.files import join_to_one_line, require_nonempty_file
 from fullfield.io.point_formats import (
     PointCloud,
-    build_cloud_from_columns,
+    build_cloud_by_popping_columns,
     build_missing_axes_error,
     convert_colors_to_uint8,
     read_binary_columns,
@@ -55,11 +55,11 @@ def read_ply(path: Path) -> PointCloud:
             raise build_missing_axes_error(path, (name for name, _ in vertex.properties))
         if encoding == "ascii":
             skipped = sum(e.rows for e in before)
-            return build_cloud_from_columns(
+            return build_cloud_by_popping_columns(
                 path, read_text_columns(path, file, vertex.properties, vertex.rows, left, skipped)
             )
         skipped = sum(e.rows * _build_row_dtype(e, encoding).itemsize for e in before)
-        return build_cloud_from_columns(
+        return build_cloud_by_popping_columns(
             path, read_binary_columns(path, file, _build_row_dtype(vertex, encoding), vertex.rows, left, skipped)
         )
 

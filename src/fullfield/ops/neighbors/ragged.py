@@ -72,7 +72,7 @@ def check_shape_and_build_cloud(
 ) -> Cloud:
     """Do as :func:`check_and_build_cloud`, but leave values unchecked, so without waiting for the device."""
     _check.check_tensor(points, name, ("N", 3), dtypes=FLOATS)
-    check_holds_values(points, name)
+    check_not_meta_or_fake(points, name)
     count = points.shape[0]
     _check.require(count <= MAX_POINTS, name, f"at most {MAX_POINTS} points", str(count))
     if offsets is None:
@@ -85,7 +85,7 @@ def check_shape_and_build_cloud(
     return Cloud(points.detach(), rows)
 
 
-def check_holds_values(values: Tensor, name: str) -> None:
+def check_not_meta_or_fake(values: Tensor, name: str) -> None:
     """Check that a tensor holds values; InputError if it has none, so that no geometry can be computed from it."""
     real = not values.is_meta and not isinstance(values, FakeTensor)
     _check.require(real, name, "a tensor that holds values", values)

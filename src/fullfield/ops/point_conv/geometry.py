@@ -17,7 +17,7 @@ from fullfield.ops.neighbors.ragged import (
     check_and_build_cloud,
     check_and_build_cloud_pair,
     check_distance,
-    check_holds_values,
+    check_not_meta_or_fake,
     convert_clouds_to_float32,
 )
 from fullfield.ops.point_conv import protocol, reference
@@ -248,7 +248,7 @@ def triplet_geometry(
     columns = []
     for name, column, limit in zip("ijk", (i, j, k), limits, strict=True):
         _check.check_tensor(column, name, (i.shape[0],), dtypes=(torch.int32, torch.int64), device=i.device)
-        check_holds_values(column, name)
+        check_not_meta_or_fake(column, name)
         indices = column.to(torch.int64)
         inside = not indices.numel() or (int(indices.min()) >= 0 and int(indices.max()) < limit)
         _check.require(inside, name, f"numbers from 0 to {limit - 1}", column)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fullfield._check import check_choice, check_number
-from fullfield._config import Config, describe_field
+from fullfield._config import Config, create_field
 
 BORDERS = ("adjoint", "clamp")
 MEDIANS = (0, 3, 5)
@@ -22,23 +22,23 @@ class TVL1Config(Config):
     see :meth:`from_preset`.
     """
 
-    lambda_: float = describe_field(0.35, "weight of the data term, for intensities 0 ... 255; larger follows detail")
-    theta: float = describe_field(0.15, "coupling of the data step and the smoothing step; smaller is tighter")
-    tau: float = describe_field(0.25, "step of the dual update; stable up to 0.25")
-    scales: int | None = describe_field(None, "pyramid levels; auto: down to a side of at least 16 pixels")
-    scale_factor: float = describe_field(0.9, "size of a pyramid level over the next finer one")
-    warps: int = describe_field(10, "linearisations of the data term per level")
-    iterations: int = describe_field(10, "inner iterations per warp")
-    median: int = describe_field(5, "side of the median filter on the flow after each warp; 0 for none", MEDIANS)
-    gradient_blend: float = describe_field(
+    lambda_: float = create_field(0.35, "weight of the data term, for intensities 0 ... 255; larger follows detail")
+    theta: float = create_field(0.15, "coupling of the data step and the smoothing step; smaller is tighter")
+    tau: float = create_field(0.25, "step of the dual update; stable up to 0.25")
+    scales: int | None = create_field(None, "pyramid levels; auto: down to a side of at least 16 pixels")
+    scale_factor: float = create_field(0.9, "size of a pyramid level over the next finer one")
+    warps: int = create_field(10, "linearisations of the data term per level")
+    iterations: int = create_field(10, "inner iterations per warp")
+    median: int = create_field(5, "side of the median filter on the flow after each warp; 0 for none", MEDIANS)
+    gradient_blend: float = create_field(
         0.5, "share of the first frame's gradient in the data term; the rest is the warped second frame's"
     )
-    borders: str = describe_field(
+    borders: str = create_field(
         "adjoint",
         "divergence: the negative adjoint of the gradient, or with clamped indices",
         BORDERS,
     )
-    precision: str = describe_field(
+    precision: str = create_field(
         "float32", "arithmetic of the inner iterations; float16 needs the backend cuda", PRECISIONS
     )
 
@@ -117,47 +117,45 @@ class RefinementConfig(Config):
     Intensities are 0 ... 255 (frames in [0, 1] are scaled by 255 inside), lengths are pixels.
     """
 
-    lambda_: float = describe_field(2.0, "weight of the data term")
-    epsilon: float = describe_field(1.5, "difference of gradients up to which the data term is quadratic, 0 ... 255")
-    coupling: float = describe_field(0.05, "weight of the squared distance to the given flow, everywhere")
-    consistent_coupling: float = describe_field(
+    lambda_: float = create_field(2.0, "weight of the data term")
+    epsilon: float = create_field(1.5, "difference of gradients up to which the data term is quadratic, 0 ... 255")
+    coupling: float = create_field(0.05, "weight of the squared distance to the given flow, everywhere")
+    consistent_coupling: float = create_field(
         4.0, "weight added to coupling where forward and backward flow agree; used with a backward flow alone"
     )
-    consistent_distance: float = describe_field(
-        0.05, "forward-backward distance at which that weight has fallen to half"
-    )
-    edges: float = describe_field(0.01, "how fast smoothness yields to the first frame's edges, per grey value")
-    blur: float = describe_field(0.6, "Gaussian that both frames pass first, sigma; 0 for none")
-    rounds: int = describe_field(2, "rounds of warps; each ends with a weighted median near motion boundaries")
-    passes: int = describe_field(
+    consistent_distance: float = create_field(0.05, "forward-backward distance at which that weight has fallen to half")
+    edges: float = create_field(0.01, "how fast smoothness yields to the first frame's edges, per grey value")
+    blur: float = create_field(0.6, "Gaussian that both frames pass first, sigma; 0 for none")
+    rounds: int = create_field(2, "rounds of warps; each ends with a weighted median near motion boundaries")
+    passes: int = create_field(
         1,
         "with a backward flow: every pass before the last one refines the flow by one round, "
         "and the coupling is computed again",
     )
-    warps: int = describe_field(3, "linearisations of the data term per round")
-    iterations: int = describe_field(10, "primal-dual iterations per warp")
-    step: float = describe_field(0.15, "primal step; the dual step is a quarter of its inverse")
-    filter_colour: float = describe_field(
+    warps: int = create_field(3, "linearisations of the data term per round")
+    iterations: int = create_field(10, "primal-dual iterations per warp")
+    step: float = create_field(0.15, "primal step; the dual step is a quarter of its inverse")
+    filter_colour: float = create_field(
         28.0, "root mean square difference of colour at which a neighbour counts no more"
     )
-    filter_reach: float = describe_field(20.0, "distance at which a neighbour counts no more")
-    filter_residual: float = describe_field(
+    filter_reach: float = create_field(20.0, "distance at which a neighbour counts no more")
+    filter_residual: float = create_field(
         5.0, "difference of gradients, 0 ... 255, at which a neighbour's flow counts half"
     )
-    filter_threshold: float = describe_field(0.1, "change of the flow between neighbours that makes a motion boundary")
-    filter_precision: str = describe_field(
+    filter_threshold: float = create_field(0.1, "change of the flow between neighbours that makes a motion boundary")
+    filter_precision: str = create_field(
         "float32", "arithmetic of the weighted median on a GPU; float16 is about twice as fast", PRECISIONS
     )
-    least_fall: float = describe_field(
+    least_fall: float = create_field(
         0.1,
         "share by which the misfit has to fall in the first round for all of the change to remain; "
         "none remains where it rises; 0: everything remains",
     )
-    passes_fall: float = describe_field(
+    passes_fall: float = create_field(
         0.2,
         "the same for what passes after the first one change; none of that remains below three quarters of it",
     )
-    trust: float = describe_field(6.0, "change of the flow of which exp(-1) remains; 0: everything remains")
+    trust: float = create_field(6.0, "change of the flow of which exp(-1) remains; 0: everything remains")
 
     def __post_init__(self) -> None:
         for name in ("lambda_", "coupling", "consistent_coupling", "edges", "trust"):

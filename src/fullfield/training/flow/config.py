@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from fullfield import _check
-from fullfield._config import Config, describe_field
+from fullfield._config import Config, create_field
 
 LOSSES = ("auto", "mixture", "sequence")
 SCHEDULES = ("one-cycle", "stable")
@@ -24,37 +24,37 @@ class FlowTraining(Config):
     steps: int = 100_000
     seconds: float | None = None
     """Training ends after that time, without stops, with the learning rate of its end."""
-    batch: int = describe_field(8, "pairs a step, summed over all processes")
-    schedule: str = describe_field(
+    batch: int = create_field(8, "pairs a step, summed over all processes")
+    schedule: str = create_field(
         "one-cycle", "one-cycle: the rate rises and falls; stable: it rises, stays and falls at the end", metavar="NAME"
     )
-    learning_rate: float = describe_field(4e-4, "highest learning rate")
-    warmup: float = describe_field(0.05, "share of the training in which the rate rises")
-    decay: float = describe_field(0.2, "of --schedule stable: share in which the rate falls; 0: none")
-    last: float = describe_field(1e-3, "share of the rate that is left at the end")
-    weight_decay: float = describe_field(1e-5, "weight decay of AdamW")
-    clip: float = describe_field(1.0, "highest norm of the gradient")
-    average: float = describe_field(0.999, "share of the weights' moving average, the result, that a step keeps")
-    loss: str = describe_field("auto", "sequence, or mixture for networks with an uncertainty", metavar="NAME")
-    gamma: float = describe_field(0.85, "weight of a prediction, relative to the next one's")
-    max_flow: float = describe_field(400.0, "pixels with longer motion do not count")
-    visible: float = describe_field(1 / 3, "share of the training in which occluded pixels do not count [0.333]")
+    learning_rate: float = create_field(4e-4, "highest learning rate")
+    warmup: float = create_field(0.05, "share of the training in which the rate rises")
+    decay: float = create_field(0.2, "of --schedule stable: share in which the rate falls; 0: none")
+    last: float = create_field(1e-3, "share of the rate that is left at the end")
+    weight_decay: float = create_field(1e-5, "weight decay of AdamW")
+    clip: float = create_field(1.0, "highest norm of the gradient")
+    average: float = create_field(0.999, "share of the weights' moving average, the result, that a step keeps")
+    loss: str = create_field("auto", "sequence, or mixture for networks with an uncertainty", metavar="NAME")
+    gamma: float = create_field(0.85, "weight of a prediction, relative to the next one's")
+    max_flow: float = create_field(400.0, "pixels with longer motion do not count")
+    visible: float = create_field(1 / 3, "share of the training in which occluded pixels do not count [0.333]")
     updates: int | tuple[int, int] | None = None
     """Updates of the network; None: the network's own number. Two numbers: each step draws one from the first to the
     second, decided by ``seed`` and the step's number, so that all processes and resumed runs draw the same."""
     precision: str = "float32"
     """Precision of autocast; float16 with an adaptive scale of the loss."""
-    channels_last: bool = describe_field(False, "keep frames and weights in this memory order")
-    compile: str | None = describe_field(
+    channels_last: bool = create_field(False, "keep frames and weights in this memory order")
+    compile: str | None = create_field(
         None, "mode of torch.compile: default, reduce-overhead, max-autotune ... [not compiled]", metavar="MODE"
     )
     """Network and loss become one graph; where each step draws its number of updates, each child module of the network
     (of a class outside ``torch.nn``) becomes one, which serves any number."""
-    graph: bool = describe_field(False, "record the step as a CUDA graph, which saves the host's work")
+    graph: bool = create_field(False, "record the step as a CUDA graph, which saves the host's work")
     """It needs a network that never waits for the device and batches of one shape; each number of updates has a graph
     of its own. It changes nothing on the CPU."""
-    freeze_norms: bool = describe_field(False, "keep the statistics of batch norms")
-    seed: int = describe_field(0, "seed of everything")
+    freeze_norms: bool = create_field(False, "keep the statistics of batch norms")
+    seed: int = create_field(0, "seed of everything")
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch"):
