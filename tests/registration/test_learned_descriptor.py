@@ -23,7 +23,7 @@ from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import radius_search
 from fullfield.ops.point_conv.cuda import triplets
 from fullfield.registration import LearnedDescriptor, cuda, learned, register
-from fullfield.registration.descriptors import describe_surfaces
+from fullfield.registration.descriptors import compute_normals_and_shapes
 from fullfield.registration.learned import (
     MAX_BYTES,
     join_batch,
@@ -73,23 +73,23 @@ def test_describe_surfaces_is_independent_of_pose() -> None:
     plane, line = draw.uniform(-4, 4, (2, 3000, 3)) * (1, 1, 0), draw.uniform(-4, 4, (3000, 3)) * (1, 0, 0)
     ball = draw.normal(size=(3000, 3))
     for cloud, wanted in ((plane[0], (0, 1, 0, 0)), (line, (0, 0, 1, 0)), (ball, (1, 0, 0, 0))):
-        found = describe_surfaces(cloud, cloud[np.linalg.norm(cloud, axis=1) < 0.3], 3.0, 2.0)[1]
+        found = compute_normals_and_shapes(cloud, cloud[np.linalg.norm(cloud, axis=1) < 0.3], 3.0, 2.0)[1]
         assert np.abs(np.median(found, axis=0) - wanted).max() < 0.25
-        turned = describe_surfaces(cloud @ turn().T, cloud[:50] @ turn().T, 3.0, 2.0)[1]
-        assert np.allclose(turned, describe_surfaces(cloud, cloud[:50], 3.0, 2.0)[1], atol=1e-6)
+        turned = compute_normals_and_shapes(cloud @ turn().T, cloud[:50] @ turn().T, 3.0, 2.0)[1]
+        assert np.allclose(turned, compute_normals_and_shapes(cloud, cloud[:50], 3.0, 2.0)[1], atol=1e-6)
         assert (found >= 0).all()
     edge = np.concatenate([plane[0], plane[1][:, [2, 1, 0]]])
-    assert describe_surfaces(edge, np.zeros((1, 3)), 3.0, 2.0)[1][0, 0] > 0.3
+    assert compute_normals_and_shapes(edge, np.zeros((1, 3)), 3.0, 2.0)[1][0, 0] > 0.3
     lifted = np.concatenate([plane[0], [[0.0, 0.0, 1.0]]])
-    assert describe_surfaces(lifted, lifted[-1:], 3.0, 2.0)[1][0, 3] == pytest.approx(0.5, abs=0.05)
-    assert np.isfinite(describe_surfaces(np.zeros((3, 3)), np.zeros((3, 3)), 3.0, 2.0)[1]).all()
+    assert compute_normals_and_shapes(lifted, lifted[-1:], 3.0, 2.0)[1][0, 3] == pytest.approx(0.5, abs=0.05)
+    assert np.isfinite(compute_normals_and_shapes(np.zeros((3, 3)), np.zeros((3, 3)), 3.0, 2.0)[1]).all()
 
 
 @pytest.mark.parametrize("scale", [(1, 1, 1), (3, 1, 0.1), (3, 2, 0), (2, 0, 0), (1e-3, 1e-3, 1e-7)])
 def test_describe_surfaces_normal_has_least_variance(scale: tuple[float, ...]) -> None:
     cloud = np.random.default_rng(0).normal(size=(400, 3)) * scale @ turn().T
     variances, axes = np.linalg.eigh(np.cov(cloud.T, bias=True))
-    normal, shape = (part[0] for part in describe_surfaces(cloud, cloud[:1], 100.0, 100.0))
+    normal, shape = (part[0] for part in compute_normals_and_shapes(cloud, cloud[:1], 100.0, 100.0))
     assert normal @ np.cov(cloud.T, bias=True) @ normal == pytest.approx(variances[0], abs=1e-9 * variances[2])
     assert np.linalg.norm(normal) == pytest.approx(1.0)
     least, middle, most = np.sqrt(variances.clip(0))

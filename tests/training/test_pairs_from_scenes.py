@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fullfield.registration.descriptors import describe_surfaces
+from fullfield.registration.descriptors import compute_normals_and_shapes
 from fullfield.testing import sample_room_scan
 from fullfield.training.pairs import (
     MAX_MATCH_DISTANCE,
@@ -42,7 +42,7 @@ def test_sample_synthetic_scene_points_has_varied_curvature() -> None:
     for seed in range(6):
         scene = sample_synthetic_scene_points(np.random.default_rng(seed))
         radius = 0.015 * float(np.ptp(scene, axis=0).max())
-        curvature = describe_surfaces(scene, scene[::60], radius, radius)[1][:, 0]
+        curvature = compute_normals_and_shapes(scene, scene[::60], radius, radius)[1][:, 0]
         flat.append((curvature < 0.02).mean())
         sharp.append((curvature > 0.2).mean())
     assert 0.1 < np.mean(flat) < 0.9

@@ -14,7 +14,7 @@ from fullfield.registration.scan import (
     compute_median_point,
     express_relative_to_origins,
     take_finite_points,
-    thin_points,
+    thin_points_and_list_voxel_rows,
 )
 from fullfield.registration.verdict import find_touching_points
 
@@ -66,7 +66,7 @@ def alignment(source: Any, target: Any, transform: Any = None, *, voxel: float) 
     pose[:3, 3] /= voxel
     thinned = [(points - middle) / voxel for points, middle in zip(clouds, middles, strict=True)]
     for number, points in enumerate(thinned):
-        fine, rows = thin_points(points)
+        fine, rows = thin_points_and_list_voxel_rows(points)
         thinned[number] = fine[rows]
     touching = find_touching_points(apply_transform(pose, thinned[0]), thinned[1])
     return Alignment(touching.fitness, touching.rmse * voxel)

@@ -54,14 +54,14 @@ class Agreement(NamedTuple):
     is_at_end: Flags  # [N + M]: the point or the nearest one lies where its cloud's surface ends
     is_surrounded: Flags  # [N + M]: neither the point nor the nearest one is near such an end
 
-    def select_points(self, rows: Ints) -> Agreement:
+    def select_points(self, indices: Ints) -> Agreement:
         """Return the agreement of some points."""
         return Agreement(
-            self.confirmed[rows],
-            self.contradicted[rows],
-            self.unlikeness[rows],
-            self.is_at_end[rows],
-            self.is_surrounded[rows],
+            self.confirmed[indices],
+            self.contradicted[indices],
+            self.unlikeness[indices],
+            self.is_at_end[indices],
+            self.is_surrounded[indices],
         )
 
     @property

@@ -99,7 +99,7 @@ def describe_scale(scale: float, *, exact: bool = True) -> str:
     return f"the {larger_cloud} seems {'' if exact else 'about '}{number} times as large as the {smaller_cloud}{hint}"
 
 
-def _describe_strain(strain: float, axis: Floats) -> Explanation:
+def _explain_strain(strain: float, axis: Floats) -> Explanation:
     words = ", ".join(f"{value + 0.0:.2g}" for value in np.round(axis, 2))
     return Explanation(f"the source seems sheared or stretched: {strain:+.1%} along ({words})", "shape")
 
@@ -237,7 +237,7 @@ def _explain_by_shape(
     reduces = rigid.systematic - left > _MIN_REDUCED**2
     explains = left < min(_MAX_LEFT**2, _MAX_LEFT_SHARE * rigid.systematic)
     if (is_decisive and strain.certain > _MAX_STRAIN) or (reduces and (explains or significance > _EXTREME)):
-        return _describe_strain(-strain.value, strain.axis)
+        return _explain_strain(-strain.value, strain.axis)
     return None
 
 
@@ -406,7 +406,7 @@ def find_shape_change_of_matches(
         return None
     values, axes = np.linalg.eigh(_extract_symmetric_stretch(affine[:3, :3]))
     largest = int(np.abs(np.log(values)).argmax())
-    return _describe_strain(1 / float(values[largest]) - 1, axes[:, largest])
+    return _explain_strain(1 / float(values[largest]) - 1, axes[:, largest])
 
 
 def fit_deformation_to_matches(transform: Floats, source: Floats, target: Floats, freedom: str) -> Floats:

@@ -87,21 +87,24 @@ def compute_plane_normals(points: Floats, queries: Floats, radius: float) -> Flo
 
     Their sign is arbitrary.
     """
-    return describe_surfaces(points, queries, radius, None)[0]
+    return compute_normals_and_shapes(points, queries, radius, None)[0]
 
 
-def describe_surfaces(points: Floats, queries: Floats, radius: float, near: float | None) -> tuple[Floats, Floats]:
-    """Return plane normals, and shapes [M, 4] of the points within ``near`` <= ``radius``; None: no shapes.
+def compute_normals_and_shapes(
+    points: Floats, queries: Floats, radius: float, shape_radius: float | None
+) -> tuple[Floats, Floats]:
+    """Return plane normals, and shapes [M, 4] of the points within ``shape_radius`` <= ``radius``; None: no shapes.
 
     A shape has four numbers in 0 to 1: curvature (three times the least variance's share), planarity and linearity
-    (differences of deviations over the largest), and the query's height over the plane through them, over ``near``.
+    (differences of deviations over the largest), and the query's height over the plane through them, over
+    ``shape_radius``.
     """
     kernel = kernels().compute_local_surfaces
     cloud, centres = np.ascontiguousarray(points), np.ascontiguousarray(queries)
     neighbors = radius_search(_to_tensor(cloud), radius, _to_tensor(centres), sort_indices=False)
     pairs = neighbors.offsets.numpy(), neighbors.indices.numpy()
-    normals, shapes = np.empty((len(centres), 3)), np.empty((0 if near is None else len(centres), 4))
-    limit = float(radius if near is None else near)
+    normals, shapes = np.empty((len(centres), 3)), np.empty((0 if shape_radius is None else len(centres), 4))
+    limit = float(radius if shape_radius is None else shape_radius)
     run_in_parallel(len(centres), lambda a, b: kernel(cloud, centres, *pairs, limit, normals, shapes, a, b))
     return normals, shapes
 

@@ -28,7 +28,7 @@ from fullfield.ops.neighbors.api import run_radius_searches
 from fullfield.ops.neighbors.ragged import Cloud
 from fullfield.ops.point_conv.geometry import geometry_from_sorted_triplets
 from fullfield.ops.point_conv.triplets import is_packed
-from fullfield.registration.descriptors import Floats, Ints, describe_surfaces, find_nearest
+from fullfield.registration.descriptors import Floats, Ints, compute_normals_and_shapes, find_nearest
 from fullfield.registration.learned_network import (
     BITS,
     CELLS,
@@ -83,7 +83,7 @@ def prepare_network_input(fine: Floats, rows: Ints, *, with_surroundings: bool =
     searches.
     """
     points = fine[rows]
-    normals, shapes = describe_surfaces(fine, points, NORMAL_RADIUS, SHAPE_RADIUS)
+    normals, shapes = compute_normals_and_shapes(fine, points, NORMAL_RADIUS, SHAPE_RADIUS)
     neighbors = radius_search(torch.from_numpy(points), FEATURE_RADIUS, sort_indices=False)
     features = np.concatenate([shapes, compute_fpfh(points, normals, neighbors)], 1)
     coordinates, upright, values = (torch.from_numpy(array.astype(np.float32)) for array in (points, normals, features))

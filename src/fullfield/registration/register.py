@@ -17,14 +17,14 @@ from fullfield.ops.devices import AUTO, resolve_device
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.result import AcceptedRegistration, RefusedRegistration, Registration, build_refusal
-from fullfield.registration.scale import explain_refusal_by_scale
+from fullfield.registration.scale import replace_refusal_if_scale_explains
 from fullfield.registration.scan import (
     choose_voxel,
     compute_median_point,
     express_relative_to_origins,
     take_finite_points,
 )
-from fullfield.registration.search import Search, register_at_voxel_size
+from fullfield.registration.search import Search, register_at_voxel_size_and_check_retry
 
 Progress = Callable[[float, str], None]
 
@@ -141,7 +141,7 @@ def register_clouds(
     scales = _SCALES if voxel is None and not ransac_only else (1.0,)
     for number, scale in enumerate(scales):
         steps = _Steps(progress, _SEARCHING * number / len(scales), _SEARCHING / len(scales), edge * scale)
-        outcome, may_change = register_at_voxel_size(centred, edge * scale, search, steps)
+        outcome, may_change = register_at_voxel_size_and_check_retry(centred, edge * scale, search, steps)
         outcomes.append(outcome)
         if not may_change:
             outcomes = [outcome]
@@ -152,7 +152,7 @@ def register_clouds(
         best = replace(best, untried=tuple(name for name, is_open in untried.items() if is_open))
     if not best.success and not ransac_only:
         steps = _Steps(progress, _SEARCHING, 1 - _SEARCHING, best.voxel)
-        best = explain_refusal_by_scale(best, centred, search, steps)
+        best = replace_refusal_if_scale_explains(best, centred, search, steps)
     return _restore_coordinates(best, middles)
 
 

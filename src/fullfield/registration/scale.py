@@ -11,7 +11,7 @@ from fullfield.registration.descriptors import Floats
 from fullfield.registration.ransac import estimate_scale_from_matches
 from fullfield.registration.result import Registration
 from fullfield.registration.scan import choose_voxel
-from fullfield.registration.search import Report, Search, register_at_voxel_size
+from fullfield.registration.search import Report, Search, register_at_voxel_size_and_check_retry
 from fullfield.registration.verdict import MAX_INLIER_DISTANCE
 
 _MIN_RATIO = 1.015  # of sizes that differ
@@ -23,7 +23,7 @@ _MIN_GAIN = 1.35  # matches that agree at the other size, over those of the pose
 _MIN_BEFORE_REFINEMENT = 0.5  # share of these that a pose needs before it is refined
 
 
-def explain_refusal_by_scale(
+def replace_refusal_if_scale_explains(
     refused: Registration, clouds: list[Floats], search: Search, report: Report
 ) -> Registration:
     """Return ``refused`` with the factor between the sizes of centred ``clouds`` as its reason, where it is the cause.
@@ -66,7 +66,7 @@ def _refine_and_confirm_factor(
         edge = choose_voxel(*scaled)
         if edge <= 0.0:
             return None
-        result, _ = register_at_voxel_size(scaled, edge, search, lambda *_: None)
+        result, _ = register_at_voxel_size_and_check_retry(scaled, edge, search, lambda *_: None)
         pose = result.transform if result.success else result.candidate
         if pose is None or result.matched is None or result.inliers < min_inliers:
             return None

@@ -82,7 +82,7 @@ def prepare_scan(points: Floats, describe: Describe | None = None) -> Scan:
 
     :func:`compute_fpfh` describes them where ``describe`` is None.
     """
-    fine, rows = thin_points(points)
+    fine, rows = thin_points_and_list_voxel_rows(points)
     coarse = fine[rows]
     if not len(coarse):
         return Scan(fine, coarse, coarse, np.empty((0, 3 * BINS)))
@@ -92,7 +92,7 @@ def prepare_scan(points: Floats, describe: Describe | None = None) -> Scan:
     return Scan(fine, coarse, normals, compute_fpfh(coarse, normals))
 
 
-def thin_points(points: Floats) -> tuple[Floats, Ints]:
+def thin_points_and_list_voxel_rows(points: Floats) -> tuple[Floats, Ints]:
     """Keep one of ``points`` per half voxel [F, 3]; also return the rows [N] that remain at one per voxel."""
     fine = points[select_one_per_cell(points, 0.5)]
     return fine, select_one_per_cell(fine, 1.0)

@@ -91,7 +91,7 @@ class _Pair(NamedTuple):
         return sorted(weighed, key=lambda entry: -entry[0].score)
 
 
-def register_at_voxel_size(
+def register_at_voxel_size_and_check_retry(
     clouds: list[Floats], voxel: float, search: Search, report: Report
 ) -> tuple[Registration, bool]:
     """Register centred clouds at one voxel size; also return whether another one may come to another result."""
@@ -116,7 +116,7 @@ def register_at_voxel_size(
         return replace(
             _register_by_ransac(pair.matched_points, search, voxel), matched=pair.matched_points * voxel
         ), False
-    result, may_change = _search_and_judge(pair, voxel, search, report)
+    result, may_change = _search_pose_and_check_retry(pair, voxel, search, report)
     return replace(result, matched=pair.matched_points * voxel), may_change
 
 
@@ -132,7 +132,9 @@ def _find_problem_of_scan(scan: Scan, name: str, voxel: float) -> tuple[str, Cau
     return None
 
 
-def _search_and_judge(pair: _Pair, voxel: float, search: Search, report: Report) -> tuple[Registration, bool]:
+def _search_pose_and_check_retry(
+    pair: _Pair, voxel: float, search: Search, report: Report
+) -> tuple[Registration, bool]:
     if search.start is None:
         hypotheses = _search_poses_that_matches_support(pair.matched_points, search)
         poses, max_distances = (

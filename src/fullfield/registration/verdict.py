@@ -68,10 +68,12 @@ class Evidence(NamedTuple):
     @property
     def accepted(self) -> bool:
         """Return whether the pose reaches every limit."""
-        return self.inliers >= self.enough and self.overlap >= _MIN_OVERLAP and self.score >= self.limits.score
+        return (
+            self.inliers >= self.required_inliers and self.overlap >= _MIN_OVERLAP and self.score >= self.limits.score
+        )
 
     @property
-    def enough(self) -> float:
+    def required_inliers(self) -> float:
         """Number of inliers without which the pose is not accepted."""
         return max(compute_min_inliers(self.matches), self.limits.fraction * self.overlap * self.matches)
 
@@ -82,8 +84,8 @@ class Evidence(NamedTuple):
             return None
         cause = "the scenes differ or repeat themselves" if self.overlap >= _LARGE_OVERLAP else "they do not overlap"
         missing = []
-        if self.inliers < self.enough:
-            needed = math.ceil(self.enough)
+        if self.inliers < self.required_inliers:
+            needed = math.ceil(self.required_inliers)
             missing.append(
                 f"{self.inliers} of {self.matches} matches agree in the best pose (at least {needed} needed)"
             )
@@ -107,7 +109,7 @@ class Doubts(NamedTuple):
 
 def list_confidence_features(evidence: Evidence, doubts: Doubts) -> Floats:
     """Return the numbers [5] that the confidence is a function of; the last is 1."""
-    ratios = evidence.inliers / evidence.enough, evidence.agreeing / evidence.limits.fraction
+    ratios = evidence.inliers / evidence.required_inliers, evidence.agreeing / evidence.limits.fraction
     logarithms = np.log(np.clip(ratios, _MIN_SIGN, _MAX_SIGN))
     return np.array([*logarithms, 10 * doubts.contradiction, min(doubts.rival, _MAX_RIVAL), 1.0])
 

@@ -290,7 +290,7 @@ class ShotEngine:
             is_whole = result.tensors[direction].shape[-2:] == size
             bars = None if is_whole else self._find_bars(number, number + offset, number)
             if bars is not None:
-                _surround_with_bars(result, direction, bars)
+                _surround_with_bars_in_place(result, direction, bars)
         return result
 
     def _list_directions_with_flow(self, result: FrameResult) -> list[str]:
@@ -315,7 +315,7 @@ class ShotEngine:
             refined = self._run_and_time_estimation(lambda: refiner.refine(*frames, flow[None], backward[None]))
             return _interpolate_unknown_vectors(refined, valid[0])
         except InputError as error:
-            return _attribute_error_to_frame([self._plates.path(n) for n in (number, other)], error)
+            return _build_problem_naming_frame([self._plates.path(n) for n in (number, other)], error)
 
     def _get_pair(self, first: int, second: int, grid_frame_number: int) -> _Pair:
         """Return two frames of one size on a grid."""
@@ -405,7 +405,7 @@ class ShotEngine:
                 flow = _interpolate_unknown_vectors(flow, valid[0])
             _check.check_tensor(flow, f"the flow of {self._estimator.method}", (2, *frame1.shape[-2:]))
         except InputError as error:
-            return _attribute_error_to_frame(paths, error)
+            return _build_problem_naming_frame(paths, error)
         if self._device.type == "cpu" and not np.isfinite(flow.detach().numpy()).all():
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
@@ -551,7 +551,7 @@ class ShotEngine:
         return self._changes[pair]
 
 
-def _surround_with_bars(result: FrameResult, direction: str, bars: Bars) -> None:
+def _surround_with_bars_in_place(result: FrameResult, direction: str, bars: Bars) -> None:
     """Surround the planes of a direction, which are those of the picture between bars, with the bars."""
     result.bars[direction] = bars
     for name, value in ((direction, 0.0), (f"occlusion.{direction}", 1.0), (f"confidence.{direction}", 0.0)):
@@ -571,7 +571,7 @@ def _count_frame_bytes(item: _ReadFrame) -> int:
     return item.plate.frame.nbytes
 
 
-def _attribute_error_to_frame(paths: Sequence[str], error: InputError) -> Problem:
+def _build_problem_naming_frame(paths: Sequence[str], error: InputError) -> Problem:
     """Return what is wrong with one of two frames: the second where the message starts with its name."""
     for name, path in zip(("frame2: ", "frame1: "), reversed(paths), strict=True):
         if str(error).startswith(name):

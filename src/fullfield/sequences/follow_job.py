@@ -20,7 +20,7 @@ from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.vectors import ENDS_NOTE, read_flow_layers, read_header_entry_as_text
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.follow import DIRECTIONS, follow_plates
-from fullfield.sequences.job import build_prepared_estimator, list_parameters_known_in_advance
+from fullfield.sequences.job import build_prepared_estimator, collect_parameters_known_in_advance
 from fullfield.sequences.names import FrameFiles
 from fullfield.sequences.outputs import Output, WritePlan, copy_to_cpu_as_float32
 from fullfield.sequences.plates import Plate, Plates, open_frame_files
@@ -91,7 +91,7 @@ class FollowJob:
             "reference": self.reference,
             "schedule": SCHEDULE._asdict(),
             "method": estimator.method,
-            "parameters": list_parameters_known_in_advance(estimator),
+            "parameters": collect_parameters_known_in_advance(estimator),
             "backend": self.backend,
             "reading": dict(self.reading),
         }
@@ -109,7 +109,7 @@ class FollowJob:
         plan.missing = [number for number in plan.missing if number in self.numbers]
         outdated = {reason: [n for n in frames if n in self.numbers] for reason, frames in plan.outdated.items()}
         plan.outdated = {reason: frames for reason, frames in outdated.items() if frames}
-        return replace(self, provenance=self.output.describe_run(recorded), existing=existing), plan
+        return replace(self, provenance=self.output.build_run_provenance(recorded), existing=existing), plan
 
 
 class _InputDigests:

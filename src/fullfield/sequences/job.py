@@ -34,7 +34,7 @@ def build_prepared_estimator(
     return estimator
 
 
-def list_parameters_known_in_advance(estimator: Estimator) -> dict[str, Any]:
+def collect_parameters_known_in_advance(estimator: Estimator) -> dict[str, Any]:
     """Return the parameters without the refinement's backend, which is only known after the first flow."""
     parameters = dict(estimator.parameters)
     if isinstance(parameters.get("refinement"), dict):
@@ -105,7 +105,7 @@ class ShotJob:
             source=str(Path(self.frame_files.text).absolute()),
             start=self.settings.step if self.settings.warm_start else None,
         )
-        return replace(self, provenance=self.output.describe_run(recorded)), plan
+        return replace(self, provenance=self.output.build_run_provenance(recorded)), plan
 
     def _collect_recorded_settings(self, estimator: Estimator) -> dict[str, Any]:
         """Return the settings that decide the contents of the files."""
@@ -114,7 +114,7 @@ class ShotJob:
         return {
             "plates": Path(self.frame_files.text).name,
             "method": estimator.method,
-            "parameters": list_parameters_known_in_advance(estimator),
+            "parameters": collect_parameters_known_in_advance(estimator),
             "backend": self.backend,
             "direction": settings.direction,
             "step": settings.step,

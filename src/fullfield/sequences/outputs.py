@@ -174,7 +174,7 @@ class Output:
 
     # ---- what made them
 
-    def describe_run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def build_run_provenance(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what every record of a run says: its settings, the checksum of the weights, the version."""
         normalized, weights = self._split_off_weights_checksum(settings)
         return {"settings": hash_json_values(normalized), "weights": weights, "version": __version__}
@@ -242,7 +242,7 @@ class Output:
         """
         stored = replace(self, st_map=None)
         records, journal, added = Records(self.records_folder), self.open_journal(), list[int]()
-        before, after = stored.describe_run(settings), self.describe_run(settings)
+        before, after = stored.build_run_provenance(settings), self.build_run_provenance(settings)
         for number in numbers:
             path, st_map = self.path(number), self.st_map_path(number)
             if st_map is None or not stored.is_frame_complete(number) or read_header_entry_as_text(path, ENDS_NOTE):
@@ -289,7 +289,7 @@ class Output:
         start: int | None,
         records: Records,
     ) -> WritePlan:
-        run_provenance = self.describe_run(settings)
+        run_provenance = self.build_run_provenance(settings)
         plan, current_digests, all_numbers = WritePlan(), dict[int, str](), set(numbers)
         for number in numbers:
             path = Path(self.path(number))

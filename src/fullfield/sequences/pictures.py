@@ -159,10 +159,10 @@ class PictureJob(ABC):
         """Files of the pictures that are read."""
 
     @abstractmethod
-    def describe_settings(self) -> dict[str, Any]:
+    def collect_settings(self) -> dict[str, Any]:
         """Return the settings that decide the contents of the pictures."""
 
-    def describe_mask_and_vectors(self, mask: str | None) -> dict[str, Any]:
+    def collect_mask_and_vector_settings(self, mask: str | None) -> dict[str, Any]:
         """Return the settings of a mask and of a renderer's vectors, where there are any."""
         reading = self.flow.reading
         vectors = {} if reading.is_default else {"vectors": asdict(reading)}
@@ -208,9 +208,9 @@ class PictureJob(ABC):
                 raise InputError(f"{self.output}: already exists; use --overwrite or another name")
             return self, WritePlan(list(self.numbers))
         output = Output(self.output)
-        settings = self.describe_settings()
+        settings = self.collect_settings()
         plan = output.plan_frames_to_write(settings, self.numbers, self.compute_input_checksums, overwrite=overwrite)
-        return replace(self, provenance=output.describe_run(settings)), plan
+        return replace(self, provenance=output.build_run_provenance(settings)), plan
 
     def _check_output(self) -> None:
         suffix = Path(self.output).suffix.lower()

@@ -154,7 +154,7 @@ class RetimeJob(PictureJob):
         """Files of the pictures that are read."""
         return [] if self.plates is None else self.plates.paths
 
-    def describe_settings(self) -> dict[str, Any]:
+    def collect_settings(self) -> dict[str, Any]:
         """Return the settings that decide the contents of the pictures."""
         return {
             "plates": "" if self.plates is None else Path(self.plates.text).name,
@@ -162,7 +162,7 @@ class RetimeJob(PictureJob):
             "factor": str(self.factor),
             "first": self.numbers[0],
             "flow_scale": str(self.flow.scale),
-            **self.describe_mask_and_vectors(self.mask),
+            **self.collect_mask_and_vector_settings(self.mask),
         }
 
     def compute_input_checksums(self, number: int, checksums: ChecksumCache) -> Mapping[str, str | None]:

@@ -138,7 +138,9 @@ class FlowFileWriter:
         self._threads.__exit__(kind, *details)
         if kind is None:
             for number in sorted(self._watched):
-                self._report_replaced_plate(number, "after it was read; what was made from it is of the old one")
+                self._detect_and_report_replaced_plate(
+                    number, "after it was read; what was made from it is of the old one"
+                )
 
     def submit_frame_result(self, result: FrameResult) -> None:
         """Write a result in a thread."""
@@ -209,7 +211,11 @@ class FlowFileWriter:
     def _write_file_and_record(
         self, result: FrameResult, content: dict[str, Tensor] | Scanlines, directions: Sequence[str], record: Any
     ) -> bool:
-        replaced = [n for n in result.inputs if self._report_replaced_plate(n, "while it was worked on", result.inputs)]
+        replaced = [
+            n
+            for n in result.inputs
+            if self._detect_and_report_replaced_plate(n, "while it was worked on", result.inputs)
+        ]
         if replaced:
             return False
         with self._lock:
@@ -230,7 +236,7 @@ class FlowFileWriter:
                 self._outcome.incomplete.append(result.number)
         return True
 
-    def _report_replaced_plate(
+    def _detect_and_report_replaced_plate(
         self, number: int, reason: str, inputs: dict[int, FileIdentity | None] | None = None
     ) -> bool:
         """Return whether a plate was replaced since it was read, and report it once."""

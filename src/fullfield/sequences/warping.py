@@ -151,7 +151,7 @@ class WarpJob(PictureJob):
         """Files of the pictures that are read."""
         return [self.source] if self.plates is None else self.plates.paths
 
-    def describe_settings(self) -> dict[str, Any]:
+    def collect_settings(self) -> dict[str, Any]:
         """Return the settings that decide the contents of the pictures."""
         settings = self.settings
         return {
@@ -161,7 +161,7 @@ class WarpJob(PictureJob):
             "direction": settings.direction,
             "hide_occluded": settings.hide_occluded,
             "flow_scale": str(self.flow.scale),
-            **self.describe_mask_and_vectors(settings.mask),
+            **self.collect_mask_and_vector_settings(settings.mask),
         }
 
     def compute_input_checksums(self, number: int, checksums: ChecksumCache) -> Mapping[str, str | None]:

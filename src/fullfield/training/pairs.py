@@ -117,13 +117,13 @@ def _build_sheet(
     area, length, width = (float(np.linalg.norm(v)) for v in (normal, along, across))
     relief, normal = _draw_relief(rng, relief_scale), normal / area
 
-    def at_coordinates(u: Floats, v: Floats) -> Floats:
+    def compute_points(u: Floats, v: Floats) -> Floats:
         points: Floats = (
             position + u[:, None] * along + v[:, None] * across + relief(u * length, v * width)[:, None] * normal
         )
         return points
 
-    return SampledSurface(area, at_coordinates)
+    return SampledSurface(area, compute_points)
 
 
 def _draw_upright_axes(rng: RandomGenerator) -> Floats:
@@ -157,7 +157,7 @@ def _build_tube(
     side /= np.linalg.norm(side)
     front, relief, start = np.cross(up, side), _draw_relief(rng, 0.3), rng.uniform(0, 2 * np.pi)
 
-    def at_coordinates(u: Floats, v: Floats) -> Floats:
+    def compute_points(u: Floats, v: Floats) -> Floats:
         angle = start + 2 * np.pi * turns * u
         distance = (radius * (1 - taper * v) + relief(radius * angle, long * v))[:, None]
         points: Floats = (
@@ -167,14 +167,14 @@ def _build_tube(
         )
         return points
 
-    return SampledSurface(2 * np.pi * radius * turns * long, at_coordinates)
+    return SampledSurface(2 * np.pi * radius * turns * long, compute_points)
 
 
 def _build_ellipsoid(rng: RandomGenerator, center: Floats, radii: Floats, roughness: float) -> SampledSurface:
     """Return an ellipsoid."""
     axes, relief = _draw_random_axes(rng), _draw_relief(rng, roughness)
 
-    def at_coordinates(u: Floats, v: Floats) -> Floats:
+    def compute_points(u: Floats, v: Floats) -> Floats:
         angle, height = 2 * np.pi * u, 2 * v - 1
         flat = np.sqrt(1 - height**2)
         direction = np.stack((flat * np.cos(angle), flat * np.sin(angle), height), 1)
@@ -183,7 +183,7 @@ def _build_ellipsoid(rng: RandomGenerator, center: Floats, radii: Floats, roughn
         points: Floats = center + (scale[:, None] * direction * radii) @ axes
         return points
 
-    return SampledSurface(4 * np.pi * float((radii**2).mean()), at_coordinates)
+    return SampledSurface(4 * np.pi * float((radii**2).mean()), compute_points)
 
 
 def _draw_crate(rng: RandomGenerator, position: Floats, scale: float) -> list[SampledSurface]:

@@ -31,12 +31,12 @@ def is_packed(columns: int, cells: int) -> bool:
     return columns <= 1 << count_index_bits(cells)
 
 
-def pack_triplets(rows: Tensor, index: Tensor, cell: Tensor, columns: int, cells: int) -> Triplets:
+def pack_triplets(row_offsets: Tensor, index: Tensor, cell: Tensor, column_count: int, cell_count: int) -> Triplets:
     """Pack int64 indices and cells that are already sorted."""
-    if is_packed(columns, cells):
-        entries = (cell << count_index_bits(cells) | index).to(torch.int32)
-        return Triplets(rows, entries, torch.empty(0, dtype=torch.uint8, device=rows.device))
-    return Triplets(rows, (cell >> 8 << 31 | index).to(torch.int32), (cell & 0xFF).to(torch.uint8))
+    if is_packed(column_count, cell_count):
+        entries = (cell << count_index_bits(cell_count) | index).to(torch.int32)
+        return Triplets(row_offsets, entries, torch.empty(0, dtype=torch.uint8, device=row_offsets.device))
+    return Triplets(row_offsets, (cell >> 8 << 31 | index).to(torch.int32), (cell & 0xFF).to(torch.uint8))
 
 
 def unpack_triplets(triplets: Triplets, cells: int, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:

@@ -127,8 +127,8 @@ def create_batch_item_progress(progress: Progress | None, item: int, items: int)
     if progress is None:
         return None
 
-    def report(fraction: float, where: str) -> None:
-        progress((item + fraction) / items, where if items == 1 else f"pair {item + 1} of {items}, {where}")
+    def report(fraction: float, level_text: str) -> None:
+        progress((item + fraction) / items, level_text if items == 1 else f"pair {item + 1} of {items}, {level_text}")
 
     return report
 

@@ -65,8 +65,8 @@ class PairSource(Protocol):
         ...
 
 
-def check_batch(batch: FlowBatch) -> FlowBatch:
-    """Return the batch if its shapes and dtypes fit together."""
+def check_batch(batch: FlowBatch) -> None:
+    """Check that the shapes and dtypes of a batch fit together."""
     frame = _check.check_tensor(batch.frame1, "source: frame1", ("B", 3, "H", "W"))
     _check.require(frame.is_floating_point(), "source: frame1", "a floating dtype", frame)
     pair_count, _, height, width = frame.shape
@@ -80,7 +80,6 @@ def check_batch(batch: FlowBatch) -> FlowBatch:
     for name in ("valid", "occluded"):
         value = getattr(batch, name)
         _check.check_tensor(value, f"source: {name}", (pair_count, height, width), dtypes=[torch.bool], device=device)
-    return batch
 
 
 def concatenate_batches(batches: list[FlowBatch]) -> FlowBatch:

@@ -166,18 +166,18 @@ def _choose_table_entries(rng: _MeshRandom, table: MeshTable) -> NDArray[np.int6
 
 
 def _choose_clip_poses(
-    rng: _MeshRandom, table: MeshTable, which: NDArray[np.int64]
+    rng: _MeshRandom, table: MeshTable, table_entries: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return first rows [B, N, 2, 2] of the poses around each frame's time, and the weights [B, N, 2] of the second."""
-    last = (table.pose_counts[which] - 1).astype(np.float64)
+    last = (table.pose_counts[table_entries] - 1).astype(np.float64)
     start = rng.draw_uniform() * last
     step = 0.45 * rng.draw_normal()[..., 0] * np.where(rng.draw_uniform() < 0.2, 3, 1)
     phase = np.stack([start, np.clip(start + step, 0, last)], -1)
     low: NDArray[np.int64] = np.minimum(np.floor(phase), np.maximum(last - 1, 0)[..., None]).astype(np.int64)
     high = np.minimum(low + 1, last.astype(np.int64)[..., None])
     pose: NDArray[np.int64] = np.stack([low, high], -1)
-    rows = pose * table.vertex_counts[which][..., None, None]
-    rows += table.first_rows[which][..., None, None]
+    rows = pose * table.vertex_counts[table_entries][..., None, None]
+    rows += table.first_rows[table_entries][..., None, None]
     return rows, (phase - low).astype(np.float32)
 
 
@@ -240,11 +240,11 @@ def _sample_materials(
             colours[..., material, 1 + 6 * frame : 4 + 6 * frame] = factor * light[..., None]
             colours[..., material, 4 + 6 * frame : 7 + 6 * frame] = offset * light[..., None]
         colours[..., material, 0] = smooth
-    _replace_textures_by_colors(rng, colours, gain, style)
+    _replace_textures_by_colors_in_place(rng, colours, gain, style)
     return np.floor(picture_ids).astype(np.int32), colours.astype(np.float32)
 
 
-def _replace_textures_by_colors(rng: _MeshRandom, colours: Floats, gain: Floats, style: SceneStyle) -> None:
+def _replace_textures_by_colors_in_place(rng: _MeshRandom, colours: Floats, gain: Floats, style: SceneStyle) -> None:
     """Give some meshes one colour for each material, in place; all that shows their form is the light."""
     plain = rng.draw_uniform() < style.plain_meshes
     for material in range(MATERIALS):
@@ -256,13 +256,15 @@ def _replace_textures_by_colors(rng: _MeshRandom, colours: Floats, gain: Floats,
             values[plain] = flat[plain]
 
 
-def _group_overlapping_meshes(on: NDArray[np.bool_], depth: Floats, radius: Floats) -> tuple[NDArray[np.int64], Floats]:
+def _group_overlapping_meshes(
+    is_present: NDArray[np.bool_], depth: Floats, radius: Floats
+) -> tuple[NDArray[np.int64], Floats]:
     """Return groups of meshes whose ranges of depth overlap, each named by its nearest mesh, and the groups' depths."""
-    order = np.argsort(np.where(on, depth - radius, np.inf), axis=1, kind="stable")
-    group = np.tile(np.arange(on.shape[1]), (len(on), 1))
-    scenes = np.arange(len(on))
+    order = np.argsort(np.where(is_present, depth - radius, np.inf), axis=1, kind="stable")
+    group = np.tile(np.arange(is_present.shape[1]), (len(is_present), 1))
+    scenes = np.arange(len(is_present))
     current, end = order[:, 0], (depth + radius)[scenes, order[:, 0]]
-    for rank in range(1, on.shape[1]):
+    for rank in range(1, is_present.shape[1]):
         slot = order[:, rank]
         front, back = (depth - radius)[scenes, slot], (depth + radius)[scenes, slot]
         joins = front < end

@@ -54,7 +54,7 @@ def _build_parameter_grid(along_closed: bool) -> tuple[Floats, Floats, NDArray[n
     return u, v, faces
 
 
-def _signed_power(value: Floats, exponent: float) -> Floats:
+def _raise_to_signed_power(value: Floats, exponent: float) -> Floats:
     result: Floats = np.sign(value) * np.abs(value) ** exponent
     return result
 
@@ -63,9 +63,9 @@ def _draw_superquadric(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]
     u, v, faces = _build_parameter_grid(along_closed=False)
     first, second = stream.draw_between(0.15, 1.8), stream.draw_between(0.15, 1.8)
     latitude, longitude = np.pi * (u - 0.5), 2 * np.pi * v
-    ring = _signed_power(np.cos(latitude), first)
-    points = [ring * _signed_power(np.cos(longitude), second), _signed_power(np.sin(latitude), first)]
-    points.append(ring * _signed_power(np.sin(longitude), second))
+    ring = _raise_to_signed_power(np.cos(latitude), first)
+    points = [ring * _raise_to_signed_power(np.cos(longitude), second), _raise_to_signed_power(np.sin(latitude), first)]
+    points.append(ring * _raise_to_signed_power(np.sin(longitude), second))
     return np.stack(points, 1) * [stream.draw_between(0.35, 1) for _ in range(3)], faces
 
 
@@ -141,7 +141,9 @@ def _build_bars(bars: Sequence[Bar]) -> tuple[Floats, NDArray[np.int64]]:
     return np.array(points), faces
 
 
-def _connect(start: Sequence[float] | Floats, end: Sequence[float] | Floats, width: float, height: float = 0) -> Bar:
+def _build_bar_between(
+    start: Sequence[float] | Floats, end: Sequence[float] | Floats, width: float, height: float = 0
+) -> Bar:
     """Return the bar between two points, square unless a ``height`` is given."""
     return np.array([start, end], np.float64), width, height or width
 
@@ -151,33 +153,33 @@ def _draw_furniture(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
     between = stream.draw_between
     width, depth, leg, board = between(0.3, 1.2), between(0.3, 0.7), between(0.5, 1.4), between(0.015, 0.1)
     thickness, splay, rung = between(0.012, 0.06), between(0.85, 1.35), between(0.2, 0.8)
-    bars = [_connect([-width, 0, 0], [width, 0, 0], depth, board)]
+    bars = [_build_bar_between([-width, 0, 0], [width, 0, 0], depth, board)]
     corners = [(side * width * 0.93, back * depth * 0.93) for side, back in ((-1, -1), (-1, 1), (1, 1), (1, -1))]
     feet = [np.array([x * splay, -leg, z * splay]) for x, z in corners]
     for (x, z), foot in zip(corners, feet, strict=True):
-        bars.append(_connect([x, 0, z], foot, thickness))
+        bars.append(_build_bar_between([x, 0, z], foot, thickness))
     if between(0, 1) < 0.6:
         joints = [np.array([x, 0, z]) * rung + foot * (1 - rung) for (x, z), foot in zip(corners, feet, strict=True)]
         sides = [pair for pair in pairwise([*joints, joints[0]]) if between(0, 1) < 0.7]
-        bars += [_connect(start, end, 0.7 * thickness) for start, end in sides]
+        bars += [_build_bar_between(start, end, 0.7 * thickness) for start, end in sides]
     if between(0, 1) < 0.65:
         high, tilt = between(0.5, 1.3), between(-0.1, 0.35)
         posts = [np.array([side * width * 0.93, 0, -depth]) for side in (-1, 1)]
         tops = [post + np.array([0, high, -tilt]) for post in posts]
-        bars += [_connect(post, top, thickness) for post, top in zip(posts, tops, strict=True)]
+        bars += [_build_bar_between(post, top, thickness) for post, top in zip(posts, tops, strict=True)]
         slats, are_upright, slat = stream.draw_integer(1, 5), between(0, 1) < 0.4, between(0.02, 0.12)
         for position in (np.arange(slats) + 1) / (slats + 0.5):
             if are_upright:
                 low = posts[0] + (posts[1] - posts[0]) * min(position, 0.95)
-                bars.append(_connect(low, low + tops[0] - posts[0], slat, thickness / 2))
+                bars.append(_build_bar_between(low, low + tops[0] - posts[0], slat, thickness / 2))
             else:
                 ends = [post + (top - post) * min(position, 1.0) for post, top in zip(posts, tops, strict=True)]
-                bars.append(_connect(ends[0], ends[1], thickness / 2, 1.5 * slat))
+                bars.append(_build_bar_between(ends[0], ends[1], thickness / 2, 1.5 * slat))
         if between(0, 1) < 0.3:
             for side in (-1, 1):
                 elbow = np.array([side * width, 0.4 * high, 0.8 * depth])
-                bars.append(_connect([side * width, 0.4 * high, -depth], elbow, thickness))
-                bars.append(_connect(elbow, elbow * [1, 0, 1], thickness))
+                bars.append(_build_bar_between([side * width, 0.4 * high, -depth], elbow, thickness))
+                bars.append(_build_bar_between(elbow, elbow * [1, 0, 1], thickness))
     return _build_bars(bars)
 
 
@@ -189,16 +191,18 @@ def _draw_lattice(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
     rows = [0.0] if between(0, 1) < 0.6 else [-between(0.15, 0.6), between(0.15, 0.6)]
     bars = []
     for row in rows:
-        bars += [_connect([side * half_gap, -1, row], [side * half_gap, 1, row], thickness) for side in (-1, 1)]
+        bars += [
+            _build_bar_between([side * half_gap, -1, row], [side * half_gap, 1, row], thickness) for side in (-1, 1)
+        ]
     for height in np.linspace(-0.93, 0.93, rungs):
         if board:
             depth = (rows[-1] - rows[0]) / 2 + thickness
             middle = (rows[-1] + rows[0]) / 2
-            bars.append(_connect([-half_gap, height, middle], [half_gap, height, middle], depth, rung))
+            bars.append(_build_bar_between([-half_gap, height, middle], [half_gap, height, middle], depth, rung))
         else:
-            bars += [_connect([-half_gap, height, row], [half_gap, height, row], rung) for row in rows]
+            bars += [_build_bar_between([-half_gap, height, row], [half_gap, height, row], rung) for row in rows]
             sides = (-half_gap, half_gap) if len(rows) > 1 else ()
-            bars += [_connect([side, height, rows[0]], [side, height, rows[1]], rung) for side in sides]
+            bars += [_build_bar_between([side, height, rows[0]], [side, height, rows[1]], rung) for side in sides]
     return _build_bars(bars)
 
 
@@ -206,13 +210,13 @@ def _draw_branches(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
     """Return a rod with a head, or a body with limbs: a box, and jointed bars that leave it in random directions."""
     between = stream.draw_between
     box = np.array([between(0.02, 0.4) for _ in range(3)])
-    bars = [_connect([-box[0], 0, 0], [box[0], 0, 0], box[2], box[1])]
+    bars = [_build_bar_between([-box[0], 0, 0], [box[0], 0, 0], box[2], box[1])]
     for _ in range(stream.draw_integer(1, 7)):
         start, thickness = (2 * stream.draw_uniform_numbers(3) - 1) * box * 0.8, between(0.01, 0.06)
         for length in (between(0.3, 1.2), between(0.1, 0.7))[: stream.draw_integer(1, 2)]:
             heading = 2 * stream.draw_uniform_numbers(3) - 1
             end = start + length * heading / max(float(np.linalg.norm(heading)), 1e-3)
-            bars.append(_connect(start, end, thickness))
+            bars.append(_build_bar_between(start, end, thickness))
             start, thickness = end, 0.8 * thickness
     return _build_bars(bars)
 

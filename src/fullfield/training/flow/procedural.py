@@ -239,18 +239,20 @@ def _draw_bricks(stream: RandomStream, size: int) -> Field:
 def _draw_speckles(stream: RandomStream, size: int) -> Field:
     """Draw specks of many sizes on a ground, as stars, gravel or seeds."""
     colour = _map_to_palette(draw_noise(stream, size, 3.0, 3), _draw_palette(stream, 2))
-    return _draw_discs(stream, colour, stream.draw_integer(150, 500), 0.003, 0.02)
+    return _draw_discs_in_place(stream, colour, stream.draw_integer(150, 500), 0.003, 0.02)
 
 
 def _draw_leaves(stream: RandomStream, size: int) -> Field:
     """Draw discs that hide each other, radii by a power law as in natural pictures (Lee, Mumford, Huang, IJCV 2001)."""
-    return _draw_discs(
+    return _draw_discs_in_place(
         stream, np.ones((size, size, 3)) * _draw_palette(stream, 1)[0], stream.draw_integer(250, 500), 0.008, 0.3
     )
 
 
-def _draw_discs(stream: RandomStream, values: Field, count: int, min_radius: float, max_radius: float) -> Field:
-    size = len(values)
+def _draw_discs_in_place(
+    stream: RandomStream, picture: Field, count: int, min_radius: float, max_radius: float
+) -> Field:
+    size = len(picture)
     colours = _draw_palette(stream, 12)
     fine = draw_noise(stream, size, size / 12, 3)
     centres, radii = stream.draw_uniform_numbers(count, 2) * size, stream.draw_uniform_numbers(count)
@@ -263,10 +265,10 @@ def _draw_discs(stream: RandomStream, values: Field, count: int, min_radius: flo
         dy = (np.arange(top, bottom) - y)[:, None]
         dx = (np.arange(left, right) - x)[None]
         cover = (radius - np.sqrt(dy * dy + dx * dx) + 0.5).clip(0, 1)[..., None]
-        background = values[top:bottom, left:right]
+        background = picture[top:bottom, left:right]
         ink = colours[picks[number]] * (1 + flecks[number] * (fine[top:bottom, left:right, None] - 0.5))
-        values[top:bottom, left:right] = background * (1 - cover) + ink * cover
-    return values
+        picture[top:bottom, left:right] = background * (1 - cover) + ink * cover
+    return picture
 
 
 def _draw_gradient(stream: RandomStream, size: int) -> Field:

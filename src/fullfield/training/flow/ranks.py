@@ -36,26 +36,26 @@ class Ranks:
         """Return whether this process writes and prints."""
         return self.rank == 0
 
-    def sum_tensor(self, value: Tensor) -> Tensor:
+    def sum_tensor_in_place(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place."""
         if self.count > 1:
-            distributed.all_reduce(value)
-        return value
+            distributed.all_reduce(tensor)
+        return tensor
 
-    def average_tensors(self, values: Sequence[Tensor]) -> None:
+    def average_tensors_in_place(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its mean over all processes; one message for all of them."""
         if self.count == 1:
             return
-        joined = torch.cat([value.reshape(-1) for value in values])
+        joined = torch.cat([value.reshape(-1) for value in tensors])
         distributed.all_reduce(joined)
         joined /= self.count
-        pieces = torch.split(joined, [value.numel() for value in values])
-        torch._foreach_copy_(list(values), [p.view_as(v) for p, v in zip(pieces, values, strict=True)])
+        pieces = torch.split(joined, [value.numel() for value in tensors])
+        torch._foreach_copy_(list(tensors), [p.view_as(v) for p, v in zip(pieces, tensors, strict=True)])
 
-    def broadcast_from_first(self, values: Sequence[Tensor]) -> None:
+    def broadcast_from_first_in_place(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by the first process's."""
         if self.count > 1:
-            for value in values:
+            for value in tensors:
                 distributed.broadcast(value, 0)
 
     def broadcast_number(self, value: float, device: torch.device) -> float:

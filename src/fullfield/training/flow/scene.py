@@ -37,7 +37,7 @@ from fullfield.training.flow.scene_draw import (
     multiply_matrix_vector,
 )
 from fullfield.training.flow.scene_geometry import SceneGeometry
-from fullfield.training.flow.weather import add_haze_and_darkness
+from fullfield.training.flow.weather import add_haze_and_darkness_in_place
 
 _SAMPLING = np.array([0.6180339887, 0.7548776662])  # steps, pixels, that spread an exposure's samples over the pixel
 _STILL_INSTANTS = 4  # samples of a pixel without motion blur
@@ -87,11 +87,11 @@ def sample_scenes(
         bodies.add_ellipsoids(solids)
     paint, ids = _sample_layer_paint(draw, bodies, pictures, shapes, unit, style)
     if solid or style.smooth:
-        _paint_ellipsoids_and_unsharp_layers(
+        _set_paint_of_ellipsoids_and_unsharp_layers(
             SceneRandom(seed, pair_numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style
         )
     if cut is not None:
-        _paint_objects_with_backdrop(cut, has_photograph, bodies, paint, ids, unit)
+        _set_paint_of_objects_to_backdrop(cut, has_photograph, bodies, paint, ids, unit)
     exposures, instants, times = _sample_exposures(draw, len(pair_numbers), style)
     background = bodies.sample_background_color(draw)
     gamma = np.exp((2 * draw.draw_per_scene() - 1) * math.log(style.gamma))
@@ -104,7 +104,7 @@ def sample_scenes(
             pair_numbers, bodies, meshes, seed=seed, pictures=pictures, relative_size=unit, style=style
         )
     if style.haze or style.dark:
-        add_haze_and_darkness(pair_numbers, bodies, paint, background, drawn, seed=seed, style=style)
+        add_haze_and_darkness_in_place(pair_numbers, bodies, paint, background, drawn, seed=seed, style=style)
     return _build_depth_sorted_scenes(bodies, drawn, times, paint, ids, floats, instants, seeds)
 
 
@@ -181,7 +181,7 @@ def _sample_exposures(rng: SceneRandom, batch: int, style: SceneStyle) -> tuple[
     return exposures, instants, times
 
 
-def _paint_ellipsoids_and_unsharp_layers(
+def _set_paint_of_ellipsoids_and_unsharp_layers(
     rng: SceneRandom,
     geometry: SceneGeometry,
     ellipsoids: Ellipsoids | None,
@@ -239,7 +239,7 @@ def _paint_ellipsoids_and_unsharp_layers(
         factor *= weaker
 
 
-def _paint_objects_with_backdrop(
+def _set_paint_of_objects_to_backdrop(
     rng: SceneRandom,
     scenes: NDArray[np.bool_],
     geometry: SceneGeometry,

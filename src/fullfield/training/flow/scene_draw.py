@@ -56,21 +56,21 @@ class SceneRandom:
                 self._normal[index, :, CARDS:] = own.standard_normal((_NORMAL, LAYERS - CARDS))
         self._at = [0, 0, 0]
 
-    def _advance_counter(self, which: int) -> int:
-        self._at[which] += 1
-        return self._at[which] - 1
+    def _advance_and_get_counter(self, counter_index: int) -> int:
+        self._at[counter_index] += 1
+        return self._at[counter_index] - 1
 
     def draw_per_scene(self, low: float = 0.0, high: float = 1.0) -> Floats:
         """Return a uniform number for each scene [B]."""
-        return low + (high - low) * self._scene[:, self._advance_counter(0)]
+        return low + (high - low) * self._scene[:, self._advance_and_get_counter(0)]
 
     def draw_per_layer(self, low: float = 0.0, high: float = 1.0) -> Floats:
         """Return a uniform number for each layer [B, L]."""
-        return low + (high - low) * self._layer[:, self._advance_counter(1)]
+        return low + (high - low) * self._layer[:, self._advance_and_get_counter(1)]
 
     def draw_normal_per_layer(self, scale: float = 1.0) -> Floats:
         """Return a normal number for each layer [B, L]."""
-        return scale * self._normal[:, self._advance_counter(2)]
+        return scale * self._normal[:, self._advance_and_get_counter(2)]
 
     def skip_numbers(self, *, scene: int = 0, layer: int = 0, normal: int = 0) -> None:
         """Skip numbers that scenes no longer use, so that those after them stay the same for a seed."""

@@ -33,7 +33,7 @@ class Veils(NamedTuple):
     colour: Tensor  # [K, 3] float32
 
 
-def add_haze_and_darkness(
+def add_haze_and_darkness_in_place(
     pair_numbers: Sequence[int],
     geometry: SceneGeometry,
     paint: Floats,  # [B, L, PAINT]
@@ -147,7 +147,7 @@ def _sample_coverage_and_color(uniform: Iterator[Floats]) -> tuple[Tensor, Tenso
 
 
 @torch.no_grad()
-def draw_veils(frame1: Tensor, frame2: Tensor, veils: Veils) -> None:
+def draw_veils_in_place(frame1: Tensor, frame2: Tensor, veils: Veils) -> None:
     """Draw veils over frames [B, 3, H, W] on their device, in place."""
     with torch.autocast(frame1.device.type, enabled=False):
         for index, frame in enumerate((frame1, frame2)):
