@@ -118,7 +118,7 @@ def check_device(value: Any, name: str = "device") -> torch.device:
     return selected
 
 
-def read_torchrun_rank() -> tuple[int, int]:
+def read_torchrun_rank_and_world_size() -> tuple[int, int]:
     """Return this process's rank and the number of processes, as ``torchrun`` sets them; 0 and 1 without it."""
     rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     is_valid = rank.isdecimal() and count.isdecimal() and int(rank) < int(count)

@@ -37,13 +37,13 @@ def add_max_motion_option(group: Any) -> None:
 
 
 def measure_max_motion_in_sampled_frames(
-    numbers: Sequence[int], read: Callable[[int], Iterable[tuple[Tensor, Tensor | None]]]
+    frame_numbers: Sequence[int], read_flows: Callable[[int], Iterable[tuple[Tensor, Tensor | None]]]
 ) -> float:
-    """Return the length of the longest vector in about twenty frames; ``read`` returns their flows and valid masks."""
+    """Return the length of the longest vector in about twenty frames; ``read_flows`` returns flows and valid masks."""
     longest = 0.0
-    for number in numbers[:: max(1, len(numbers) // _SAMPLED_FRAMES)]:
+    for number in frame_numbers[:: max(1, len(frame_numbers) // _SAMPLED_FRAMES)]:
         with suppress(InputError, OSError):
-            longest = max([longest, *(viz.measure_max_motion(flow, valid) for flow, valid in read(number))])
+            longest = max([longest, *(viz.measure_max_motion(flow, valid) for flow, valid in read_flows(number))])
     return longest
 
 

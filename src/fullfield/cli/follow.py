@@ -265,14 +265,14 @@ def _write_reference_flows(
             return
 
 
-def _write_point_tracks(args: argparse.Namespace, job: FollowJob, numbers: Sequence[int]) -> None:
+def _write_point_tracks(args: argparse.Namespace, job: FollowJob, frame_numbers: Sequence[int]) -> None:
     """Write the tracks of the points through frames of a job, whose files are up to date."""
     from fullfield.io import read_flow_layers
     from fullfield.sequences.tracks import read_points_csv, read_tracks_from_flow_files, write_tracks
 
-    if numbers:
-        tracks = read_tracks_from_flow_files(read_points_csv(args.points), numbers, job.output.path)
-        height = read_flow_layers(job.output.path(numbers[0]))["forward"].shape[-2]
+    if frame_numbers:
+        tracks = read_tracks_from_flow_files(read_points_csv(args.points), frame_numbers, job.output.path)
+        height = read_flow_layers(job.output.path(frame_numbers[0]))["forward"].shape[-2]
         write_tracks(args.tracks.replace(_FIELD, str(job.reference)), tracks, height, job.reference)
 
 

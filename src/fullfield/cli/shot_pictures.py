@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flow_visualization.add_max_motion_option(group)
 
 
-def check_options(args: argparse.Namespace, frame_files: FrameFiles, numbers: Sequence[int] | None) -> None:
+def check_options(args: argparse.Namespace, frame_files: FrameFiles, frame_numbers: Sequence[int] | None) -> None:
     """Check the options of the pictures before the work starts."""
     if args.viz is None:
         for option, value in (("--viz-kind", args.viz_kind), ("--max-motion", args.max_motion)):
@@ -62,7 +62,7 @@ def check_options(args: argparse.Namespace, frame_files: FrameFiles, numbers: Se
         taken = {os.path.realpath(path) for path in frame_files.files.values()}
         number = next(iter(frame_files.files), 1)
         taken |= {os.path.realpath(output.format_path(number)) for output in outputs}
-        files = [pattern.format_path(n) for n in numbers or frame_files.files]
+        files = [pattern.format_path(n) for n in frame_numbers or frame_files.files]
         if taken & {os.path.realpath(path) for path in (*files, pattern.format_path(number))}:
             raise InputError(f"--viz {args.viz}: names the plates or another output; choose another name")
     if not args.overwrite:

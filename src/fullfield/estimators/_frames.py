@@ -266,18 +266,18 @@ def _build_frame_source(
     return _FrameSource(frame, name, transfer, color_order, reading)
 
 
-def _convert_to_display_referred(values: Tensor, name: str, transfer: str) -> Tensor:
+def _convert_to_display_referred(pixel_values: Tensor, name: str, transfer: str) -> Tensor:
     """Return the values themselves if they are display-referred, else float32 values in the host's memory."""
-    is_valid = values.is_floating_point() or values.dtype in _WHITE
-    _check.require(is_valid, name, "dtype uint8, uint16 or floating", values)
+    is_valid = pixel_values.is_floating_point() or pixel_values.dtype in _WHITE
+    _check.require(is_valid, name, "dtype uint8, uint16 or floating", pixel_values)
     to_display = None
     if transfer != "auto":
         from fullfield.io.transfer import choose_in_place_curve_if_needed
 
         to_display = choose_in_place_curve_if_needed(transfer, auto_transfer="srgb")
     if to_display is None:
-        return values
-    converted = _scale_integers_to_unit_range(values.cpu()).clone()  # the curves work on arrays
+        return pixel_values
+    converted = _scale_integers_to_unit_range(pixel_values.cpu()).clone()  # the curves work on arrays
     _check.require(bool(converted.isfinite().all()), name, "finite values", "NaN or infinity")
     for frame in converted.view(-1, *converted.shape[-3:]):
         to_display(frame.numpy())
@@ -376,23 +376,23 @@ class ValueCheck:
             warned = warned or _warn_about_value_range(values, name, 5)
 
 
-def _is_too_bright(values: Sequence[float]) -> bool:
-    _, high, mean = values
+def _is_too_bright(value_range: Sequence[float]) -> bool:
+    _, high, mean = value_range
     return high > _BRIGHTEST or mean > _BRIGHT_ON_AVERAGE
 
 
-def _describe_value_range(values: Sequence[float]) -> str:
-    low, high, mean = values
+def _describe_value_range(value_range: Sequence[float]) -> str:
+    low, high, mean = value_range
     return f"{low:g} to {high:g}, {mean:.3g} on average"
 
 
-def _warn_about_value_range(values: Sequence[float], name: str, level: int) -> bool:
-    if values[0] >= _DARKEST and not _is_too_bright(values):
+def _warn_about_value_range(value_range: Sequence[float], name: str, stack_level: int) -> bool:
+    if value_range[0] >= _DARKEST and not _is_too_bright(value_range):
         return False
     warnings.warn(
         f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; "
-        f"got {_describe_value_range(values)}. "
+        f"got {_describe_value_range(value_range)}. "
         "Bring them to that range, or pass uint8 or uint16; name the transfer of linear light or of a camera's curve",
-        stacklevel=level,
+        stacklevel=stack_level,
     )
     return True

@@ -135,9 +135,9 @@ class _Side(NamedTuple):
         values = lines.astype(np.float32, copy=False)
         return values / np.float32(np.iinfo(lines.dtype).max) if is_integer else values
 
-    def order_lines_inwards(self, values: NDArray[Any], axis: int) -> NDArray[Any]:
-        """Return values of :meth:`take_lines` from the side inwards."""
-        return np.flip(values, axis) if self.is_far else values
+    def order_lines_inwards(self, lines: NDArray[Any], axis: int) -> NDArray[Any]:
+        """Return the lines of :meth:`take_lines` from the side inwards."""
+        return np.flip(lines, axis) if self.is_far else lines
 
 
 def _measure_side(planes: NDArray[Any], side: _Side, full_length: int) -> ConstantLines:

@@ -108,9 +108,11 @@ class ReducedSizeEstimator(WrappingEstimator):
         """Parameters of the estimator, and ``scale``."""
         return {**self.estimator.parameters, "scale": str(self.scale)}
 
-    def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
+    def prepare(
+        self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **prepare_options: Any
+    ) -> None:
         """Prepare the estimator, if it can be prepared, for frames of ``size`` before they are reduced."""
-        super().prepare(device, None if size is None else scale_size(size, self.scale), **more)
+        super().prepare(device, None if size is None else scale_size(size, self.scale), **prepare_options)
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None

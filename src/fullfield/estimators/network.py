@@ -355,7 +355,7 @@ class NetworkEstimator(LoadingEstimator):
         arguments = [*frames, updates, *initial_flows]
         if requested.is_backward_rough:
             arguments.append(count if rough_updates is None else min(count, rough_updates))
-        with report.report_level(block, size, len(initial_flows) * count):
+        with report.report_updates_of_block(block, size, len(initial_flows) * count):
             runner: Any = (
                 self._set_lookup_backend(network, size)
                 if exact
@@ -490,8 +490,8 @@ class _ProgressReporter:
         self._completed = 0
 
     @contextmanager
-    def report_level(self, block: nn.Module, size: PairSize, updates: int) -> Iterator[None]:
-        """Enclose the work at one size; every run of ``block`` is an update."""
+    def report_updates_of_block(self, update_block: nn.Module, size: PairSize, updates: int) -> Iterator[None]:
+        """Enclose the work at one size; every run of ``update_block`` is an update."""
         if self._progress is None:
             yield
             return
@@ -504,7 +504,7 @@ class _ProgressReporter:
             self._completed = min(self._completed + size.pixels, end)
             progress(self._completed / self._work, where)
 
-        hook = block.register_forward_hook(report_update)
+        hook = update_block.register_forward_hook(report_update)
         try:
             yield
         finally:

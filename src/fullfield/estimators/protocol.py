@@ -122,7 +122,7 @@ def get_requested_backend(estimator: Estimator) -> str | None:
 
 
 def prepare_estimator(
-    estimator: Estimator, device: str | torch.device, size: tuple[int, int] | None = None, **more: Any
+    estimator: Estimator, device: str | torch.device, size: tuple[int, int] | None = None, **prepare_options: Any
 ) -> None:
     """Load and compile what the estimator runs on, if it has a method ``prepare``.
 
@@ -130,7 +130,7 @@ def prepare_estimator(
     """
     prepare = getattr(estimator, "prepare", None)
     if prepare is not None:
-        prepare(device, *(() if size is None else (size,)), **more)
+        prepare(device, *(() if size is None else (size,)), **prepare_options)
 
 
 def release_estimator_memory(estimator: Estimator) -> None:
@@ -209,9 +209,11 @@ class WrappingEstimator(BackendRequest):
         """Backend of the wrapped estimator."""
         return self.estimator.backend
 
-    def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
+    def prepare(
+        self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **prepare_options: Any
+    ) -> None:
         """Prepare the wrapped estimator, if it can be prepared."""
-        prepare_estimator(self.estimator, device, size, **more)
+        prepare_estimator(self.estimator, device, size, **prepare_options)
 
     def release_memory(self) -> None:
         """Release what the wrapped estimator prepared, if it can."""

@@ -97,9 +97,11 @@ class RefinedEstimator(WrappingEstimator):
         """Return whether the flow of frames on the device is refined."""
         return self._refine
 
-    def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
+    def prepare(
+        self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **prepare_options: Any
+    ) -> None:
         """Prepare the estimator, if it can be prepared, and the refinement."""
-        super().prepare(device, size, **more)
+        super().prepare(device, size, **prepare_options)
         self._device = target = _check.check_device(device)
         if size is not None and self.should_refine(target) and not self._is_compiling(target):
             with self._refiners.borrow_solver(

@@ -100,11 +100,11 @@ _CONFIGS = "fullfield.estimators.network_config"
 
 
 def _create_network_method(
-    title: str, name: str, config: str = "NetworkSettings", presets: str = "PRESETS", **more: Any
+    title: str, name: str, config: str = "NetworkSettings", presets: str = "PRESETS", **method_fields: Any
 ) -> Method:
     """Return the entry of a network whose weights are published under ``name``."""
     estimator = "fullfield.estimators.network:NetworkEstimator"
-    return Method(title, _CONFIGS, config, presets, estimator, is_family=True, network=name, **more)
+    return Method(title, _CONFIGS, config, presets, estimator, is_family=True, network=name, **method_fields)
 
 
 METHODS = {

@@ -30,7 +30,7 @@ class ProcessRank:
 
 def get_torchrun_process() -> ProcessRank:
     """Return the rank of this process among those that ``torchrun`` has started."""
-    return ProcessRank(*_check.read_torchrun_rank())
+    return ProcessRank(*_check.read_torchrun_rank_and_world_size())
 
 
 def wait_for_all_processes(process: ProcessRank) -> None:

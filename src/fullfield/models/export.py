@@ -124,8 +124,8 @@ class _UpdateSection(_ExportedSection):
     """Second part: one update."""
 
     def forward(self, net: Tensor, coords: Tensor, context: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor]:
-        def lookup(where: Tensor) -> Tensor:
-            return compute_traceable_lookup(state, where, self.network.config.radius, self.lookup_kind)
+        def lookup(lookup_coords: Tensor) -> Tensor:
+            return compute_traceable_lookup(state, lookup_coords, self.network.config.radius, self.lookup_kind)
 
         model: Any = self.network
         after: tuple[Tensor, Tensor] = model.update_hidden_state_and_coords(

@@ -159,9 +159,11 @@ class ShotEngine:
                 self._release_data_before_frame(remaining[0] if remaining else None)
                 yield result
 
-    def _list_input_frames(self, numbers: Sequence[int]) -> list[int]:
-        """Return the frames that are read for the results of ``numbers``."""
-        return sorted({frame for number in numbers for frame in self._settings.list_input_frames(self._plates, number)})
+    def _list_input_frames(self, frame_numbers: Sequence[int]) -> list[int]:
+        """Return the frames that are read for the results of ``frame_numbers``."""
+        return sorted(
+            {frame for number in frame_numbers for frame in self._settings.list_input_frames(self._plates, number)}
+        )
 
     def _request_frames_when_few_remain(self, remaining: deque[int], reads: ReadAhead[int, _ReadFrame]) -> None:
         """Request more frames before the remaining ones run out."""

@@ -93,10 +93,10 @@ class _Follower:
         self._picture, self._last = shrink_to_grey(plate.frame, plate.valid), number
         self._tracker.restore_frame(self._upload_frame(plate), {name: t.to(self._device) for name, t in layers.items()})
 
-    def list_frames_to_restore(self, numbers: Sequence[int]) -> list[int]:
+    def list_frames_to_restore(self, frame_numbers: Sequence[int]) -> list[int]:
         """Return those of the next frames whose stored motion is needed to continue after them."""
-        needed = list_needed_source_steps(self._tracker.step + len(numbers))
-        return [number for step, number in enumerate(numbers, self._tracker.step) if step in needed]
+        needed = list_needed_source_steps(self._tracker.step + len(frame_numbers))
+        return [number for step, number in enumerate(frame_numbers, self._tracker.step) if step in needed]
 
     def skip_frame(self) -> None:
         """Count a frame whose stored motion is not needed."""

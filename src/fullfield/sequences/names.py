@@ -56,13 +56,13 @@ def parse_frames(text: str, name: str = "frames") -> list[int]:
     return sorted(frames)
 
 
-def format_frames(numbers: Iterable[int]) -> str:
+def format_frames(frame_numbers: Iterable[int]) -> str:
     """Return the shortest plain spelling of frames: ``1-5,7-13x2``.
 
     >>> format_frames([1, 2, 3, 4, 5, 7, 9, 11, 13])
     '1-5,7-13x2'
     """
-    frames = sorted(set(numbers))
+    frames = sorted(set(frame_numbers))
     items: list[str] = []
     start = 0
     while start < len(frames):

@@ -174,7 +174,7 @@ class PictureJob(ABC):
 
     @abstractmethod
     def iterate_picture_callbacks(
-        self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
+        self, frame_numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         """Yield each frame with a callback that computes its picture on the device."""
 

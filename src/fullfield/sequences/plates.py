@@ -184,16 +184,16 @@ def _check_frame_source(source: object, name: str) -> None:
     require(is_source, name, expected, f"{describe_value(source)}{hint}")
 
 
-def open_frame_files(frame_files: FrameFiles, numbers: Sequence[int] | None, **reading: Any) -> Plates:
-    """Open frames that were found by name. ``numbers`` of a video may be None: all that it has."""
+def open_frame_files(frame_files: FrameFiles, frame_numbers: Sequence[int] | None, **reading: Any) -> Plates:
+    """Open frames that were found by name. ``frame_numbers`` of a video may be None: all that it has."""
     if frame_files.video is None:
-        return FilePlates(frame_files, frame_files.files if numbers is None else numbers, **reading)
+        return FilePlates(frame_files, frame_files.files if frame_numbers is None else frame_numbers, **reading)
     names = [name for name, value in reading.items() if name != "transfer" and value is not None]
     if names:
         raise InputError(f"{names[0]}: expected None for a video or a stack of pictures, {frame_files.video}")
     if Path(frame_files.video).suffix.lower() in STACK_SUFFIXES:
-        return StackPlates(frame_files, numbers, **reading)
-    return VideoPlates(frame_files, numbers, **reading)
+        return StackPlates(frame_files, frame_numbers, **reading)
+    return VideoPlates(frame_files, frame_numbers, **reading)
 
 
 class FilePlates(Plates):

@@ -29,9 +29,9 @@ _EXTENDED_TURNS = 3  # times as many where a process continues from chunk to chu
 _MAX_DEATHS = 2  # processes that may die of a chunk before it is given up
 
 
-def split_into_chunks(numbers: Sequence[int], workers: int, chunks_per_worker: int = _TURNS) -> list[list[int]]:
+def split_into_chunks(frame_numbers: Sequence[int], workers: int, chunks_per_worker: int = _TURNS) -> list[list[int]]:
     """Return runs of neighbouring frames, about ``chunks_per_worker`` for each worker."""
-    ordered = sorted(numbers)
+    ordered = sorted(frame_numbers)
     size = max(_MIN_CHUNK, -(-len(ordered) // (workers * chunks_per_worker)))
     size = min(size, -(-len(ordered) // workers))
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]

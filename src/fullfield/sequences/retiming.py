@@ -182,16 +182,16 @@ class RetimeJob(PictureJob):
         return inputs
 
     def iterate_picture_callbacks(
-        self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
+        self, frame_numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         """Yield each frame with a callback that computes its picture on the device."""
         if self.plates is None:
             raise RuntimeError("a job without plates")
         readers = self.plates.readers
         with InputReader(
-            self._read_input, self._get_input_path, self._iterate_input_keys(numbers), stages, outcome, readers
+            self._read_input, self._get_input_path, self._iterate_input_keys(frame_numbers), stages, outcome, readers
         ) as reader:
-            for number in numbers:
+            for number in frame_numbers:
                 before, _ = self._locate_between_plates(number)
                 reader.discard_unneeded_items(lambda key, before=before: key[1] >= before)  # type: ignore[misc]
                 yield number, partial(self._compute_picture, number, device, reader, outcome)
@@ -215,9 +215,9 @@ class RetimeJob(PictureJob):
     def _get_plate_path(self, number: int) -> str:
         return "" if self.plates is None else self.plates.path(number)
 
-    def _iterate_input_keys(self, numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
+    def _iterate_input_keys(self, frame_numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
         """Yield what is read, by kind and frame, in the order of use."""
-        for number in numbers:
+        for number in frame_numbers:
             before, fraction = self._locate_between_plates(number)
             if fraction == 0:
                 yield "plate", before

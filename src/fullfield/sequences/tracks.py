@@ -68,13 +68,13 @@ def check_points_inside_frame(points: Mapping[str, tuple[float, float]], height:
 
 
 def read_tracks_from_flow_files(
-    points: dict[str, tuple[float, float]], numbers: Iterable[int], build_path: Callable[[int], str]
+    points: dict[str, tuple[float, float]], frame_numbers: Iterable[int], build_path: Callable[[int], str]
 ) -> list[TrackedPoint]:
     """Return where points of the reference frame are in each frame, from the files of a followed shot.
 
     Args:
         points: position (x, y) in pixels of the reference frame, by name.
-        numbers: frames, whose files exist.
+        frame_numbers: frames, whose files exist.
         build_path: returns the file of a frame.
 
     Raises:
@@ -82,7 +82,7 @@ def read_tracks_from_flow_files(
     """
     positions = torch.tensor(list(points.values()), dtype=torch.float32)
     tracks: list[TrackedPoint] = []
-    for number in numbers:
+    for number in frame_numbers:
         path = build_path(number)
         layers = read_flow_layers(path)
         if not {"forward", "occlusion.forward", "confidence.forward"} <= layers.keys():

@@ -129,11 +129,14 @@ def build_warp_job(
     return WarpJob(stored, output, tuple(numbers), device, source=name, plates=plates, settings=settings)
 
 
-def _list_required_directions(settings: WarpSettings, numbers: Sequence[int]) -> list[str]:
+def _list_required_directions(settings: WarpSettings, frame_numbers: Sequence[int]) -> list[str]:
     """Return the directions of the flow that is needed."""
     if settings.reference is None:
         return [settings.direction]
-    sides = (("forward", min(numbers) < settings.reference), ("backward", max(numbers) > settings.reference))
+    sides = (
+        ("forward", min(frame_numbers) < settings.reference),
+        ("backward", max(frame_numbers) > settings.reference),
+    )
     return [direction for direction, is_needed in sides if is_needed]
 
 
@@ -212,36 +215,36 @@ class WarpJob(PictureJob):
         return format_mask_name(self.settings.mask, self._get_picture_number(number))
 
     def iterate_picture_callbacks(
-        self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
+        self, frame_numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         """Yield each frame with a callback that computes its picture; frames at an end of the shot are skipped."""
-        if not numbers:
+        if not frame_numbers:
             return
         threads = choose_reader_count() if self.plates is None else self.plates.readers
         with InputReader(
-            self._read_input, self._get_input_path, self._iterate_input_keys(numbers), stages, outcome, threads
+            self._read_input, self._get_input_path, self._iterate_input_keys(frame_numbers), stages, outcome, threads
         ) as reader:
             if self._chain_reference is None:
-                yield from self._iterate_single_flow_warps(numbers, device, reader, outcome)
+                yield from self._iterate_single_flow_warps(frame_numbers, device, reader, outcome)
             else:
-                yield from self._iterate_chained_flow_warps(self._chain_reference, numbers, device, reader)
+                yield from self._iterate_chained_flow_warps(self._chain_reference, frame_numbers, device, reader)
 
     def close(self) -> None:
         """Close the plates."""
         if self.plates is not None:
             self.plates.close()
 
-    def _iterate_input_keys(self, numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
+    def _iterate_input_keys(self, frame_numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
         """Yield what is read, in the order of use: pictures by path, flow by direction and frame."""
         reference = self._chain_reference
         if reference is None:
-            for number in numbers:
+            for number in frame_numbers:
                 yield self.settings.direction, number
                 yield "picture", self._get_picture_key(number)
             return
         yield "picture", self._get_picture_key(reference)
-        yield from (("backward", number) for number in range(reference + 1, max(numbers) + 1))
-        yield from (("forward", number) for number in range(reference - 1, min(numbers) - 1, -1))
+        yield from (("backward", number) for number in range(reference + 1, max(frame_numbers) + 1))
+        yield from (("forward", number) for number in range(reference - 1, min(frame_numbers) - 1, -1))
 
     def _read_input(self, key: tuple[str, Any]) -> Any:
         kind, value = key
@@ -260,7 +263,7 @@ class WarpJob(PictureJob):
         return self._get_picture_number(number), self._get_mask_name(number)
 
     def _iterate_single_flow_warps(
-        self, numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome
+        self, frame_numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         direction = self.settings.direction
 
@@ -268,7 +271,7 @@ class WarpJob(PictureJob):
             flow = reader.get_item((direction, number))
             return self._warp_picture(number, flow.to(device), device, reader)
 
-        for number in numbers:
+        for number in frame_numbers:
             used = {(direction, number), ("picture", self._get_picture_key(number))}
             is_end = False
             try:
@@ -284,7 +287,7 @@ class WarpJob(PictureJob):
             reader.discard_unneeded_items(lambda key, used=used: key not in used)  # type: ignore[misc]
 
     def _iterate_chained_flow_warps(
-        self, reference: int, numbers: Sequence[int], device: torch.device, reader: InputReader
+        self, reference: int, frame_numbers: Sequence[int], device: torch.device, reader: InputReader
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         taken = set[tuple[str, int]]()
 
@@ -301,10 +304,10 @@ class WarpJob(PictureJob):
                 raise flow
             return self._warp_picture(number, flow, device, reader)
 
-        if reference in numbers:
+        if reference in frame_numbers:
             yield reference, partial(compute, reference, None)
         for number, flow in accumulate_flow_to_reference(
-            reference, numbers, partial(read, "forward"), partial(read, "backward")
+            reference, frame_numbers, partial(read, "forward"), partial(read, "backward")
         ):
             yield number, partial(compute, number, flow)
             reader.discard_unneeded_items(lambda key: key not in taken)

@@ -472,11 +472,13 @@ def _draw_stairs_with_end_wall_pair(rng: RandomGenerator) -> tuple[Floats, Float
         corner = np.array([rng.uniform(0, length - 0.5), rng.uniform(*np.sort([low[0], high[0] - 0.1])), high[1] - 0.3])
         boxes += list_box_faces(corner, rng.uniform(0.2, 0.8, 3), rng.uniform(0, np.pi))
 
-    def swept(rng: RandomGenerator, count: int) -> Floats:
+    def sample_sweep(rng: RandomGenerator, count: int) -> Floats:
         return np.column_stack((rng.uniform(0, length, count), interpolate_profile(profile, rng.random(count))))
 
     return sample_overlapping_windows(
-        rng, join_samplers((0.6, swept), (0.1, create_face_sampler([wall])), (0.3, create_face_sampler(boxes))), 0.6
+        rng,
+        join_samplers((0.6, sample_sweep), (0.1, create_face_sampler([wall])), (0.3, create_face_sampler(boxes))),
+        0.6,
     )
 
 

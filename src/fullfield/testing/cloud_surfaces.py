@@ -165,11 +165,11 @@ def build_terrain_height_function(rng: RandomGenerator, size: float) -> Callable
     angles, phases = rng.uniform(0, 2 * np.pi, (2, count))
     heights = rng.uniform(0.01, 0.05) * lengths * rng.uniform(0.3, 1.0, count) * rng.choice((1.0, 2.0))
 
-    def height(positions: Floats) -> Floats:
+    def compute_height(positions: Floats) -> Floats:
         along = np.cos(angles) * positions[:, :1] + np.sin(angles) * positions[:, 1:]
         return np.asarray((heights * np.sin(2 * np.pi * along / lengths + phases)).sum(1), np.float64)
 
-    return height
+    return compute_height
 
 
 # Windows

@@ -69,7 +69,7 @@ def draw_texture(style: int, palette: int, size: float, middle: Tensor, generato
     cos, sin = math.cos(turn), math.sin(turn)
     pitch = max(14.0, size)
 
-    def level(points: Tensor) -> Tensor:
+    def compute_level(points: Tensor) -> Tensor:
         dx, dy = points - middle[:, None]
         x, y = cos * dx + sin * dy, cos * dy - sin * dx
         if style == 0:  # clouds
@@ -87,14 +87,14 @@ def draw_texture(style: int, palette: int, size: float, middle: Tensor, generato
         weave = torch.sin(2 * math.pi * x / pitch) * torch.sin(2 * math.pi * y / pitch)
         return 0.5 + 0.3 * torch.tanh(1.6 * weave) + 0.09 * medium(points)
 
-    def color(points: Tensor) -> Tensor:
-        level_index = (level(points) + 0.075 * fine(points)).clamp(0, 1) * (colors.shape[1] - 1)
+    def compute_color(points: Tensor) -> Tensor:
+        level_index = (compute_level(points) + 0.075 * fine(points)).clamp(0, 1) * (colors.shape[1] - 1)
         lower = level_index.floor().clamp(max=colors.shape[1] - 2)
         fraction = level_index - lower
         index = lower.to(torch.int64)
         return torch.lerp(colors[:, index], colors[:, index + 1], fraction)
 
-    return color
+    return compute_color
 
 
 @dataclass(frozen=True)
@@ -194,25 +194,26 @@ _CAST = (
 def _draw_layers(height: int, width: int, seed: int, max_motion: float) -> list[_Layer]:
     generator = torch.Generator().manual_seed(seed)
 
-    def uniform(low: float, high: float) -> float:
+    def draw_uniform(low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand((), generator=generator, dtype=torch.float32))
 
     palettes = torch.randperm(len(PALETTES), generator=generator).tolist()
     styles = torch.randperm(4, generator=generator).tolist()
     side, diagonal = min(height, width), math.hypot(height, width)
     middle = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
-    direction = uniform(0, 2 * math.pi)
+    direction = draw_uniform(0, 2 * math.pi)
     backdrop = draw_texture(0, palettes[0], 0.22 * side, middle, generator)
-    rotation = 0.16 * uniform(0.7, 1.0) * (1 if uniform(0, 1) < 0.5 else -1)
-    turn = _compute_turn_matrix(2 * max_motion / diagonal, rotation, 0.16 * uniform(0.7, 1.0))
+    rotation = 0.16 * draw_uniform(0.7, 1.0) * (1 if draw_uniform(0, 1) < 0.5 else -1)
+    turn = _compute_turn_matrix(2 * max_motion / diagonal, rotation, 0.16 * draw_uniform(0.7, 1.0))
     layers = [_Layer(backdrop, None, middle, 0.12 * max_motion * _compute_unit_vector(direction), turn)]
     for index, (kind, across, down, fraction) in enumerate(_CAST):
         centre = torch.tensor(
-            [(across + uniform(-0.03, 0.03)) * width, (down + uniform(-0.04, 0.04)) * height], dtype=torch.float64
+            [(across + draw_uniform(-0.03, 0.03)) * width, (down + draw_uniform(-0.04, 0.04)) * height],
+            dtype=torch.float64,
         )
-        size = fraction * side * uniform(0.9, 1.1)
-        direction += 2 * math.pi / len(_CAST) * uniform(0.75, 1.25)
-        push = uniform(0.6, 0.95) * max_motion
+        size = fraction * side * draw_uniform(0.9, 1.1)
+        direction += 2 * math.pi / len(_CAST) * draw_uniform(0.75, 1.25)
+        push = draw_uniform(0.6, 0.95) * max_motion
         # Shapes take the direction in which they stay in the frame.
         directions = [(direction + step * math.pi / 4) for step in (0, 1, -1, 2, -2, 3, -3, 4)]
         heading = min(
@@ -226,11 +227,13 @@ def _draw_layers(height: int, width: int, seed: int, max_motion: float) -> list[
                 draw_texture(
                     1 + styles[index % 4], palettes[1 + index % (len(palettes) - 1)], 0.42 * size, centre, generator
                 ),
-                _build_outline_distance(kind, centre, size, uniform(-0.5, 0.5)),
+                _build_outline_distance(kind, centre, size, draw_uniform(-0.5, 0.5)),
                 centre,
                 push * _compute_unit_vector(heading),
                 _compute_turn_matrix(
-                    max_motion / size, uniform(-0.3, 0.3) * (index % 3 != 0), uniform(-0.12, 0.2) * (index % 3 == 2)
+                    max_motion / size,
+                    draw_uniform(-0.3, 0.3) * (index % 3 != 0),
+                    draw_uniform(-0.12, 0.2) * (index % 3 == 2),
                 ),
             )
         )
@@ -259,7 +262,7 @@ def _build_outline_distance(kind: str, centre: Tensor, size: float, angle: float
     """Return the signed distance to a shape of about the radius ``size``, as a function of positions."""
     cos, sin = math.cos(angle), math.sin(angle)
 
-    def distance(points: Tensor) -> Tensor:
+    def compute_distance(points: Tensor) -> Tensor:
         dx, dy = points - centre[:, None]
         x, y = cos * dx + sin * dy, cos * dy - sin * dx
         if kind == "disc":
@@ -274,7 +277,7 @@ def _build_outline_distance(kind: str, centre: Tensor, size: float, angle: float
         slanted = 0.5 * x.abs() + math.sqrt(0.75) * y.abs()
         return torch.maximum(x.abs(), slanted) - 0.9 * size
 
-    return distance
+    return compute_distance
 
 
 def _compute_rounded_box_distance(sides: Sequence[Tensor], corner: float) -> Tensor:

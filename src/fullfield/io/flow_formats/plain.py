@@ -197,7 +197,7 @@ def read_npy_flow(path: Path) -> tuple[Planes, Mask]:
 
     NaN and infinity mark invalid pixels.
     """
-    return _zero_invalid_and_mark(_move_planes_first(path, read_npy(path, require_nonempty_file(path))))
+    return _convert_to_float32_and_mark_finite(_move_planes_first(path, read_npy(path, require_nonempty_file(path))))
 
 
 def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
@@ -217,7 +217,7 @@ def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
             values = _move_planes_first(path, read_npz_array(path, archive, array_name)).copy()
         masks = {name: read_npz_array(path, archive, name, "fiub") for name in ("valid", "invalid") if name in names}
         doubtful = [name for name in names if "mask" in name.lower()]
-    flow, valid = _zero_invalid_and_mark(values)
+    flow, valid = _convert_to_float32_and_mark_finite(values)
     for name, mask in masks.items():
         if mask.shape != valid.shape:
             raise InputError(f"{path}: expected array {name} {list(valid.shape)}, got {list(mask.shape)}")
@@ -230,14 +230,14 @@ def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
     return flow, valid
 
 
-def _move_planes_first(path: Path, values: NDArray[Any]) -> NDArray[Any]:
+def _move_planes_first(path: Path, array: NDArray[Any]) -> NDArray[Any]:
     """Return ``[2, H, W]``; a last axis of two decides."""
-    if values.ndim != 3 or 2 not in (values.shape[0], values.shape[-1]):
-        raise InputError(f"{path}: expected flow [H, W, 2] or [2, H, W], got shape {list(values.shape)}")
-    return values.transpose(2, 0, 1) if values.shape[-1] == 2 else values
+    if array.ndim != 3 or 2 not in (array.shape[0], array.shape[-1]):
+        raise InputError(f"{path}: expected flow [H, W, 2] or [2, H, W], got shape {list(array.shape)}")
+    return array.transpose(2, 0, 1) if array.shape[-1] == 2 else array
 
 
-def _zero_invalid_and_mark(values: NDArray[Any]) -> tuple[Planes, Mask]:
+def _convert_to_float32_and_mark_finite(values: NDArray[Any]) -> tuple[Planes, Mask]:
     with np.errstate(over="ignore"):
         flow = np.ascontiguousarray(values, np.float32)
     return flow, mark_finite_vectors(flow)

@@ -372,7 +372,7 @@ def create_mask_head(converter: WeightConverter, head: nn.Module) -> PreparedHea
 class PreparedNetwork:
     """Base of prepared networks: encoders, correlation lookup and motion features.
 
-    A network adds ``flow_head``, ``mask``, ``channels``, :meth:`encode_pair` and :meth:`update_pair`.
+    A network adds ``flow_head``, ``mask``, ``channels``, :meth:`encode_pair_and_reset_coords` and :meth:`update_pair`.
 
     Args:
         model: the network whose weights are copied.
@@ -421,7 +421,7 @@ class PreparedNetwork:
         )
         return lookup, compute_nan_guard(cells, first, second)
 
-    def encode_pair(
+    def encode_pair_and_reset_coords(
         self,
         cells: Tensor,
         coords: Tensor,
@@ -433,5 +433,5 @@ class PreparedNetwork:
         raise NotImplementedError
 
     def update_pair(self, pair: Any, coords: Tensor) -> None:
-        """Update ``coords`` and the state of ``pair``, the result of :meth:`encode_pair`, in place."""
+        """Update ``coords`` and the state of ``pair``, the result of :meth:`encode_pair_and_reset_coords`, in place."""
         raise NotImplementedError

@@ -117,7 +117,7 @@ class PreparedRAFT(PreparedNetwork):
             self.channels += [size] if isinstance(size, int) else size
         self.channels += [*self.features.channels, *self.context.channels]
 
-    def encode_pair(
+    def encode_pair_and_reset_coords(
         self,
         cells: Tensor,
         coords: Tensor,

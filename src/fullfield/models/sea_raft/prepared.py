@@ -77,7 +77,7 @@ class PreparedSEARAFT(PreparedNetwork):
         self.width = self.state_channels = model.config.channels
         self.channels = [*self.features.channels, *self.context.channels, self.width // 2]
 
-    def encode_pair(
+    def encode_pair_and_reset_coords(
         self,
         cells: Tensor,
         coords: Tensor,

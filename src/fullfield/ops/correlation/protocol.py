@@ -227,12 +227,12 @@ class PreparedPair(ABC):
     def allocate_accumulators(self, needs_fmap1: bool, needs_levels: bool) -> GradientAccumulators:
         """Return zeroed accumulators, by default in the layout of a state that holds fmap1, then maps."""
 
-        def zeros(like: Tensor) -> Tensor:
+        def allocate_zeros(like: Tensor) -> Tensor:
             return torch.zeros_like(like, dtype=self.request.accumulate_dtype)
 
         return GradientAccumulators(
-            zeros(self.state[0]) if needs_fmap1 else None,
-            [zeros(level) for level in self.state[1:]] if needs_levels else None,
+            allocate_zeros(self.state[0]) if needs_fmap1 else None,
+            [allocate_zeros(level) for level in self.state[1:]] if needs_levels else None,
             (needs_fmap1, needs_levels),
         )
 

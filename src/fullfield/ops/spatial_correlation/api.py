@@ -32,17 +32,17 @@ from fullfield.ops.spatial_correlation.reference import correlate
 _FLOATS = (*FEATURES, torch.float64)
 
 
-def _convert_numbers_to_window(numbers: Sequence[int]) -> DisplacementWindow:
-    pairs = [(int(a), int(b)) for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
+def _convert_integers_to_window(integers: Sequence[int]) -> DisplacementWindow:
+    pairs = [(int(a), int(b)) for a, b in zip(integers[::2], integers[1::2], strict=True)]
     return DisplacementWindow(*pairs)
 
 
-def _convert_window_to_numbers(window: DisplacementWindow) -> list[int]:
+def _convert_window_to_integers(window: DisplacementWindow) -> list[int]:
     return [*window.patch, *window.dilation_patch, *window.stride, *window.padding]
 
 
 def _correlate(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:
-    parsed = _convert_numbers_to_window(window)
+    parsed = _convert_integers_to_window(window)
     out: Tensor = choose_backend(parsed, fmap1, backend).compute_correlation(
         fmap1.contiguous(), fmap2.contiguous(), parsed
     )
@@ -50,7 +50,7 @@ def _correlate(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | N
 
 
 def _correlate_fake(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:  # noqa: ARG001
-    parsed = _convert_numbers_to_window(window)
+    parsed = _convert_integers_to_window(window)
     return fmap1.new_empty(
         (fmap1.shape[0], *parsed.patch, *parsed.compute_output_size((fmap1.shape[2], fmap1.shape[3])))
     )
@@ -59,7 +59,7 @@ def _correlate_fake(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: st
 def _compute_gradients(
     fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: list[int], backend: str | None, requested: list[bool]
 ) -> list[Tensor]:
-    parsed = _convert_numbers_to_window(window)
+    parsed = _convert_integers_to_window(window)
     maps = (fmap1.contiguous(), fmap2.contiguous(), grad.contiguous())
     grads: list[Tensor] = choose_backend(parsed, fmap1, backend).compute_correlation_gradients(
         *maps, parsed, (requested[0], requested[1])
@@ -80,7 +80,7 @@ def _backpropagate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     fmap1, fmap2 = ctx.saved_tensors
     requested = [bool(is_requested) for is_requested in ctx.needs_input_grad[:2]]
     if torch.is_grad_enabled():  # for gradients of the gradient
-        recompute = partial(correlate, window=_convert_numbers_to_window(ctx.window))
+        recompute = partial(correlate, window=_convert_integers_to_window(ctx.window))
         return *compute_gradients_by_recomputation(recompute, (fmap1, fmap2), grad, requested), None, None
     backward = torch.ops.fullfield.spatial_correlation_backward
     gradients = iter(backward(fmap1, fmap2, grad, ctx.window, ctx.backend, requested))
@@ -173,7 +173,7 @@ def spatial_correlation(
         if not compiling and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
             return correlate(fmap1, fmap2, window)
         result: Tensor = torch.ops.fullfield.spatial_correlation(
-            fmap1, fmap2, _convert_window_to_numbers(window), backend
+            fmap1, fmap2, _convert_window_to_integers(window), backend
         )
         return result
     module = choose_backend(window, fmap1, backend)

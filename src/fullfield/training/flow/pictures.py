@@ -21,7 +21,12 @@ from torch import Tensor
 from fullfield._check import InputError, check_number
 from fullfield.training.flow.layered.meshes import MATERIALS, MeshStore, build_mesh_store_from_clips
 from fullfield.training.flow.mesh_shapes import create_procedural_meshes
-from fullfield.training.flow.procedural import SHAPE_SIZE, Pixels, create_procedural_shapes, create_procedural_textures
+from fullfield.training.flow.procedural import (
+    SHAPE_SIZE,
+    Pixels,
+    create_procedural_shapes,
+    create_procedural_textures_and_names,
+)
 
 FORMAT = 1
 """Version of the pack's layout; ``python -m tools textures`` writes it."""
@@ -126,7 +131,7 @@ def create_procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, 
     check_number(size, "size", integer=True, low=16)
     check_number(seed, "seed", integer=True, low=0)
     check_number(shapes, "shapes", integer=True, low=0)
-    pictures, names = create_procedural_textures(count, size, seed)
+    pictures, names = create_procedural_textures_and_names(count, size, seed)
     return PicturePack(torch.from_numpy(pictures), torch.from_numpy(create_procedural_shapes(shapes, seed)), names)
 
 

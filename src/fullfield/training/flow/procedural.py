@@ -60,7 +60,7 @@ def _mix_bits(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 # -- textures ----------------------------------------------------------------------------------------------------------
 
 
-def create_procedural_textures(count: int, size: int, seed: int) -> tuple[Pixels, tuple[str, ...]]:
+def create_procedural_textures_and_names(count: int, size: int, seed: int) -> tuple[Pixels, tuple[str, ...]]:
     """Draw ``count`` pictures [N, size, size, 3] and their names; the first do not depend on ``count``."""
     pictures = np.empty((count, size, size, 3), np.uint8)
     names = []

@@ -117,7 +117,7 @@ def join_process_group(device: torch.device) -> Iterator[Ranks]:
     if distributed.is_available() and distributed.is_initialized():
         yield Ranks(distributed.get_rank(), distributed.get_world_size())
         return
-    rank, count = _check.read_torchrun_rank()
+    rank, count = _check.read_torchrun_rank_and_world_size()
     if count == 1:
         yield Ranks()
         return

@@ -56,7 +56,7 @@ def add_haze_and_darkness_in_place(
         transmission: Floats = np.exp(-attenuation[:, None] * (distance - 3 * start[:, None]).clip(min=0))[..., None]
         return transmission
 
-    def fade(colours: Floats, transmission: Floats) -> None:
+    def fade_in_place(colours: Floats, transmission: Floats) -> None:
         """Fade factors and offsets [..., 12] of the colours in both frames."""
         per_scene = [1] * (colours.ndim - 2)
         colours *= transmission
@@ -65,7 +65,7 @@ def add_haze_and_darkness_in_place(
         colours *= exposure.reshape(-1, *per_scene, 1)
 
     transmission = transmit(np.linalg.norm(geometry.centre, axis=-1))
-    fade(paint[..., COLOURS : COLOURS + 12], transmission)
+    fade_in_place(paint[..., COLOURS : COLOURS + 12], transmission)
     paint[..., LIGHT : LIGHT + 6] *= transmission
     background[is_hazy] = haze[is_hazy].clip(0, 1)
     background *= exposure[:, None]
@@ -73,7 +73,7 @@ def add_haze_and_darkness_in_place(
         values: dict[str, Any] = meshes.values
         pose, colours, light = (values[name] for name in ("pose", "colours", "light"))
         transmission = transmit(np.linalg.norm(pose[:, :, 0, :, 3], axis=-1))[..., None]
-        fade(colours[..., 1:], transmission)
+        fade_in_place(colours[..., 1:], transmission)
         light *= transmission
         light[..., 0] += (1 - transmission)[..., 0]
 

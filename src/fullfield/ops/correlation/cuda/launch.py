@@ -30,8 +30,8 @@ from fullfield.ops.correlation.cuda.structs import (
     compute_level_offsets,
     encode_tensor_maps,
     fill_lookup_params,
+    fill_work_item_params,
     get_lookup_counters,
-    split_levels_into_work_items,
 )
 from fullfield.ops.correlation.prepared import pool_pyramid_levels
 from fullfield.ops.correlation.protocol import GradientAccumulators, LookupRequest, PreparedPair, convert_lookup_output
@@ -212,9 +212,9 @@ class _LookupLaunch:
         self.params.scale = state[2].data_ptr()
         tiles, teams = self.params.tiles, device.processors * config.teams
         if config.hopper:
-            split_levels_into_work_items(self.params, request.levels, 4, max(0, tiles - SMALL_ITEMS * teams // 4))
+            fill_work_item_params(self.params, request.levels, 4, max(0, tiles - SMALL_ITEMS * teams // 4))
         else:
-            split_levels_into_work_items(self.params, request.levels, 4 if tiles < SMALL_TILE_COUNT else 2)
+            fill_work_item_params(self.params, request.levels, 4 if tiles < SMALL_TILE_COUNT else 2)
         self.maps: ctypes.Array[ctypes.c_char] | None = None
         self.persistent = config.hopper
         blocks: int = self.params.items

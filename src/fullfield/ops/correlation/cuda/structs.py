@@ -55,7 +55,7 @@ def fill_lookup_params(
     params.tiles = params.batch * params.tiles_x * params.tiles_y
 
 
-def split_levels_into_work_items(params: ctypes.Structure, levels: int, item_count: int, full_tiles: int = 0) -> None:
+def fill_work_item_params(params: ctypes.Structure, levels: int, item_count: int, full_tiles: int = 0) -> None:
     """Divide every tile's levels into ``item_count`` items (1 to 4): the finest levels apart, the others together.
 
     The first ``full_tiles`` tiles are one item each.

@@ -70,9 +70,9 @@ def _copy_offsets_to_device(offsets: Tensor, device: torch.device) -> Tensor | N
     return offsets.to(device) if offsets.numel() > 2 else None
 
 
-def _count_sum_blocks(numbers: int) -> int:
-    """Return the number of blocks that sum this many numbers."""
-    return -(-numbers // _launching.SUMMED)
+def _count_sum_blocks(summand_count: int) -> int:
+    """Return the number of blocks that sum this many summands."""
+    return -(-summand_count // _launching.SUMMED)
 
 
 class _CellTables:

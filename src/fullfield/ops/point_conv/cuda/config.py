@@ -52,7 +52,7 @@ class OperandFormat:
         return 1 + self.split
 
     @property
-    def scaled(self) -> bool:
+    def is_scaled(self) -> bool:
         """True if float32 values are scaled into float16's range."""
         return self.code == 0 and not self.bf16
 
@@ -163,7 +163,7 @@ class MultiplyVariant(_Forward):
         """Warps that share rows."""
         return self.slab_parts * self.cell_parts
 
-    def shared_bytes(self, cells: int, parts: int) -> int:
+    def compute_shared_bytes(self, cells: int, parts: int) -> int:
         """Return the bytes of shared memory of a block."""
         sums = self.warps_sharing_rows * self.rows_at_a_time * self.columns * 4 if self.warps_sharing_rows > 1 else 0
         return 16 * self.count_weight_vectors(cells, parts) if self.resident else sums
@@ -205,7 +205,7 @@ class HopperMultiplyVariant(_Forward):
         """Threads of a block."""
         return 128 * self.groups + 128
 
-    def shared_bytes(self, cells: int, parts: int) -> int:  # noqa: ARG002 - as others have it
+    def compute_shared_bytes(self, cells: int, parts: int) -> int:  # noqa: ARG002 - as others have it
         """Return the bytes of shared memory of a block."""
         ring = self.stages * 16 * self.count_weight_vectors(1, parts) * self.depth // self.slabs
         return ring + 16 * self.stages + 280 * self.groups * self.slots
@@ -246,7 +246,11 @@ def choose_hopper_multiply_if_faster(
     shape = HopperMultiplyVariant(columns, slabs, depth, groups, stages, registers, channels.inputs == 32 * slabs)
     blocks = channels.groups * -(-channels.outputs // columns)
     is_large = request.rows * blocks >= _BANDS * operands.parts_per_value * shape.rows_at_a_time * device.processors
-    return shape if is_large and shape.shared_bytes(request.cells, operands.parts_per_value) <= device.shared else None
+    return (
+        shape
+        if is_large and shape.compute_shared_bytes(request.cells, operands.parts_per_value) <= device.shared
+        else None
+    )
 
 
 def choose_multiply_variant(
@@ -261,7 +265,7 @@ def choose_multiply_variant(
     tiles = 2 if operands.code and units >= 3 * _UNITS else 1
     needs_registers = operands.split and device.capability < 80  # products take two instructions, and more registers
     config = MultiplyVariant(columns, slabs, tiles, True, 384 if tiles == 2 else 256 if needs_registers else 512, 1)
-    if units >= 12 * _UNITS and config.shared_bytes(request.cells, operands.parts_per_value) <= device.shared:
+    if units >= 12 * _UNITS and config.compute_shared_bytes(request.cells, operands.parts_per_value) <= device.shared:
         return config
     slab_parts, cell_parts = _split_slabs_and_cells(request, operands, slabs, device)
     sharing = slab_parts * cell_parts
@@ -307,7 +311,7 @@ class OuterProductVariant(_Variant):
         """Warps of a block."""
         return self.cells * self.halves
 
-    def shared_bytes(self, parts: int) -> int:
+    def compute_shared_bytes(self, parts: int) -> int:
         """Return the bytes of shared memory of a block."""
         features = self.warps * self.buffers * parts * 32 * self.inputs * 2
         gradients = parts * (self.tile + 1) * self.outputs * 2
@@ -333,7 +337,7 @@ class HopperOuterProductVariant(_Variant):
     waves: int = 1
     """Blocks a multiprocessor."""
 
-    def shared_bytes(self, _parts: int) -> int:
+    def compute_shared_bytes(self, _parts: int) -> int:
         """Return the bytes of shared memory of a block."""
         stages = 2 * (self.cells + 1) * 48 * 128
         return 1024 + stages + 48 * (4 * 36 + 12 + 8) * 4
@@ -389,6 +393,6 @@ def choose_outer_product_variant(
         cells = -(-request.cells // -(-request.cells // max_cells))  # as equal as can be
         for tile in (512, 256, 128):
             config = OuterProductVariant(cells, halves, tile, inputs // halves, outputs, buffers)
-            if config.shared_bytes(operands.parts_per_value) <= device.shared:
+            if config.compute_shared_bytes(operands.parts_per_value) <= device.shared:
                 return config
     raise ValueError(f"no block of the weights' gradient fits {device.shared} bytes of shared memory")

@@ -40,7 +40,7 @@ class _MultiplyPlan(NamedTuple):
     """Arguments of a forward product's launches other than addresses and rows."""
 
     source: KernelSource
-    scaled: bool
+    is_scaled: bool
     groups: int
     padded: int
     weights: int
@@ -76,10 +76,10 @@ def _plan_multiply(device: GpuProperties, request: ConvRequest, has_cells: bool)
     last = (row, request.channels[1], channels.padded_inputs, channels.outputs, config.slabs, blocks, columns)
     triplets = _Triplets(None, None, None, 0, count_index_bits(request.cells), request.cells)
     return _MultiplyPlan(
-        config.build_source(operands), operands.scaled, channels.groups, channels.padded_inputs,
+        config.build_source(operands), operands.is_scaled, channels.groups, channels.padded_inputs,
         16 * vectors, 16 * vectors + 4 * columns, -(-vectors // operands.parts_per_value // 256), pack,
         _Multiply(triplets, None, None, None, None, None, *last), columns, max_blocks, config.rows_at_a_time,
-        config.threads, config.shared_bytes(request.cells, operands.parts_per_value),
+        config.threads, config.compute_shared_bytes(request.cells, operands.parts_per_value),
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ class _OuterPlan(NamedTuple):
     """The same of the weights' gradient."""
 
     source: KernelSource
-    scaled: bool
+    is_scaled: bool
     channels: GroupChannels
     config: OuterProductVariant | HopperOuterProductVariant
     columns: int
@@ -114,8 +114,8 @@ def _plan_outer(device: GpuProperties, request: ConvRequest, has_cells: bool) ->
     own = (channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined)
     shares = _Shares(None, None, None, request.cells, request.groups, *own, input_blocks, output_blocks)
     return _OuterPlan(
-        config.build_source(operands), operands.scaled, channels, config, columns, cell_blocks, main, shares,
-        32 * config.warps, config.shared_bytes(operands.parts_per_value),
+        config.build_source(operands), operands.is_scaled, channels, config, columns, cell_blocks, main, shares,
+        32 * config.warps, config.compute_shared_bytes(operands.parts_per_value),
     )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def convolve_triplets(
     rows, entries, cells = triplets
     plan = _plan_multiply(device, _round_row_count(request), cells.numel() > 0)
     kernels = _launching.load_kernels(LIBRARIES, plan.source, device.index)
-    magnitude = _compute_max_magnitudes(kernels, device, (features, weight)) if plan.scaled else None
+    magnitude = _compute_max_magnitudes(kernels, device, (features, weight)) if plan.is_scaled else None
     buffer = features.new_empty((plan.buffer_bytes,), dtype=torch.uint8)
     packed = buffer.data_ptr()
     p = _Pack.from_buffer_copy(plan.pack)
@@ -197,7 +197,7 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     rows, entries, cells = triplets
     plan = _plan_outer(device, _round_row_count(request), cells.numel() > 0)
     kernels = _launching.load_kernels(LIBRARIES, plan.source, device.index)
-    magnitude = _compute_max_magnitudes(kernels, device, (features, grad)) if plan.scaled else None
+    magnitude = _compute_max_magnitudes(kernels, device, (features, grad)) if plan.is_scaled else None
     config, columns, cell_blocks = plan.config, plan.columns, plan.cell_blocks
     segments, slots, segment_size = _split_into_segments(request, columns, cell_blocks, config, device)
     shares = features.new_empty((slots * segment_size,), dtype=torch.float32)

@@ -150,7 +150,7 @@ class Engine:
         """Compute the coarser images of ``frame_count`` frames from the finest at ``slot``."""
         for n in range(1, len(self.sizes)):
 
-            def reduce(n: int = n) -> Launch:
+            def build_reduce_launch(n: int = n) -> Launch:
                 finer, coarser = (self._images[k][slot : slot + frame_count].flatten(0, 1)[:, None] for k in (n - 1, n))
                 source, target = (
                     build_plane_descriptor(finer, self.sizes[n - 1][1]),
@@ -158,7 +158,7 @@ class Engine:
                 )
                 return self._passes.build_resample_launch(source, target, "gaussian")
 
-            self._launch_cached_kernel(("reduce", n, slot, frame_count), reduce)
+            self._launch_cached_kernel(("reduce", n, slot, frame_count), build_reduce_launch)
 
     def compute_bound_flow(
         self, first_frame: int, *, sets_flags: bool = False, progress: Progress | None = None
@@ -205,24 +205,26 @@ class Engine:
         """Enlarge the flow of the next coarser level to level ``level_index``."""
         (height, width), (h, w) = self.sizes[level_index], self.sizes[level_index + 1]
 
-        def flow() -> Launch:
+        def build_flow_launch() -> Launch:
             source, target = (
                 build_plane_descriptor(self._flows[level_index + 1], w),
                 build_plane_descriptor(self._get_flow_buffer(level_index, 0), width),
             )
             return self._passes.build_resample_launch(source, target, "linear", scale=(width / w, height / h))
 
-        self._launch_cached_kernel(("flow", level_index), flow)
+        self._launch_cached_kernel(("flow", level_index), build_flow_launch)
 
     def _warp_and_iterate_level(self, level_index: int, first_frame: int, flow: Tensor, zero_dual: bool) -> None:
         config, level = self.config, self._levels[level_index]
         images = self._images[level_index]
 
-        def linearise() -> Launch:
+        def build_linearise_launch() -> Launch:
             pair = images[first_frame], images[1 - first_frame]
             return self._passes.build_linearise_launch(*pair, flow, level, config.gradient_blend)
 
-        self._launch_cached_kernel(("warp", level_index, first_frame, level.front, flow is self.start), linearise)
+        self._launch_cached_kernel(
+            ("warp", level_index, first_frame, level.front, flow is self.start), build_linearise_launch
+        )
         self._schedule.launch_iterations(
             level, config.iterations, config, raw_stream(self._about.index), zero_dual=zero_dual
         )
@@ -234,7 +236,7 @@ class Engine:
         config, level, tiling = self.config, self._levels[level_index], self._tilings[level_index]
         zeroes_dual, keeps_dual, is_final, sets_flags = options
 
-        def launch() -> Launch:
+        def build_launch() -> Launch:
             assert tiling is not None
             return fused.build_fused_warp_launch(
                 tiling, level, config, self._about,
@@ -246,14 +248,16 @@ class Engine:
                 ),
             )  # fmt: skip
 
-        self._launch_cached_kernel(("whole", level_index, first_frame, level.front, flow.data_ptr(), options), launch)
+        self._launch_cached_kernel(
+            ("whole", level_index, first_frame, level.front, flow.data_ptr(), options), build_launch
+        )
         level.front = 1 - level.front
 
     def _filter_flow_into_target(self, level_index: int, *, final: bool, sets_flags: bool) -> None:
         """Write the filtered flow to where the next warp, the next level or the caller reads it."""
         level, flag_tensor = self._levels[level_index], self.flags if final and sets_flags else None
 
-        def median() -> Launch:
+        def build_median_launch() -> Launch:
             if final:
                 target, target_at = self._build_result_plane_descriptor(), self._flow_at
             else:
@@ -262,4 +266,4 @@ class Engine:
                 level, self.config.median, target, target_at=target_at, flags=flag_tensor
             )
 
-        self._launch_cached_kernel(("median", level_index, level.front, final, sets_flags), median)
+        self._launch_cached_kernel(("median", level_index, level.front, final, sets_flags), build_median_launch)
