@@ -61,7 +61,7 @@ def run_command(args: argparse.Namespace) -> int:
     from fullfield.models.export import export_onnx, require_onnx
 
     require_onnx()  # before any download
-    model, weights = _load_network(args)
+    model, weights = _load_network_and_weights_name(args)
     watch.add_lap("load")
 
     height, width = args.size
@@ -85,7 +85,7 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load_network(args: argparse.Namespace) -> tuple[FlowNetwork, str]:
+def _load_network_and_weights_name(args: argparse.Namespace) -> tuple[FlowNetwork, str]:
     """Return the network with its weights, and their name."""
     from fullfield.models.weights import find_weights_origin, load_weights
 

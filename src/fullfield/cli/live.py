@@ -210,7 +210,7 @@ class _PreviewWindow:
         except self._cv2.error as error:
             raise InputError("window: this OpenCV was built without windows (a headless package)") from error
 
-    def show(
+    def show_unless_closed(
         self,
         picture: Tensor,  # [3, H, W] uint8
     ) -> bool:
@@ -251,7 +251,7 @@ class _PictureOutputs:
             stack.callback(writer.close)  # keeps what was recorded however the run ends
         return cls(FlowColors(args.max_motion, device) if writer or window else None, writer, window)
 
-    def show(self, result: PairFlow) -> bool:
+    def show_unless_closed(self, result: PairFlow) -> bool:
         """Draw a flow; return False once the user closes the window."""
         if self.colors is None:
             return True
@@ -259,7 +259,7 @@ class _PictureOutputs:
         self.drawn_count += 1
         if self.writer is not None:
             self.writer.write(picture, result.pair.first.frame.time)
-        return self.window is None or self.window.show(picture)
+        return self.window is None or self.window.show_unless_closed(picture)
 
 
 class _Status:
@@ -352,7 +352,7 @@ def _compute_and_show_until_end(
     interrupted = False
     try:
         while (result := results.take_item()) is not None:
-            is_open = picture_outputs.show(result)
+            is_open = picture_outputs.show_unless_closed(result)
             status.print_status(statistics)
             if not is_open:
                 break

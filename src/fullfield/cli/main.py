@@ -311,11 +311,11 @@ def _escape_stdout() -> Iterator[None]:
 def _print_warnings_on_one_line() -> Iterator[None]:
     """Print warnings of the library as one line each, without source and line number."""
 
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+    def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
         print_note(str(message), kind="warning")
 
     with warnings.catch_warnings():
-        warnings.showwarning = show
+        warnings.showwarning = print_warning
         warnings.filterwarnings("ignore", "Reading `.npy` or `.npz` file", UserWarning)  # of a file of Python 2
         yield
 

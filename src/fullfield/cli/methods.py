@@ -114,9 +114,12 @@ def build_download_callback(
 ) -> Callable[[int, int | None], None]:
     """Return a callback that reports downloaded and total bytes to ``progress``."""
 
-    def report(have: int, total: int | None) -> None:
-        full = "" if total is None else f" of {total / 1e6:.1f}"
-        progress(have / total if total else 0.0, f"downloading {description}, {have / 1e6:.1f}{full} MB")
+    def report(received_bytes: int, total_bytes: int | None) -> None:
+        full = "" if total_bytes is None else f" of {total_bytes / 1e6:.1f}"
+        progress(
+            received_bytes / total_bytes if total_bytes else 0.0,
+            f"downloading {description}, {received_bytes / 1e6:.1f}{full} MB",
+        )
 
     return report
 

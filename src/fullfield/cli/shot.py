@@ -248,11 +248,11 @@ def _check_options_and_build_output(args: argparse.Namespace, frame_files: Frame
 def _make_paths_absolute(frame_files: FrameFiles, output: Output) -> tuple[FrameFiles, Output]:
     """Return both with absolute names."""
 
-    def absolute(text: str | None) -> str | None:
+    def make_absolute(text: str | None) -> str | None:
         return None if text is None else str(Path(text).absolute())
 
     files = find_frame_files(str(Path(frame_files.text).absolute()))
-    return files, replace(output, pattern=absolute(output.pattern), st_map=absolute(output.st_map))  # type: ignore[arg-type]
+    return files, replace(output, pattern=make_absolute(output.pattern), st_map=make_absolute(output.st_map))  # type: ignore[arg-type]
 
 
 def _check_outputs_name_no_plate(args: argparse.Namespace, frame_files: FrameFiles) -> None:

@@ -48,19 +48,23 @@ def register_operator_for_torch_func(
     register_operator(schema, real, fake, setup, gradient)
     name = schema.partition("(")[0]
 
-    def registered(*arguments: Any) -> Any:
+    def call_registered(*arguments: Any) -> Any:
         return getattr(torch.ops.fullfield, name)(*arguments)
 
     def compute_gradient_per_argument(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         # A registered operator has a gradient for each tensor of a list, an autograd.Function one for the whole list.
         return tuple(None if isinstance(grad, list) else grad for grad in gradient(ctx, *grads))
 
-    forms: dict[str, Any] = {"forward": registered, "setup_context": setup, "backward": compute_gradient_per_argument}
+    forms: dict[str, Any] = {
+        "forward": call_registered,
+        "setup_context": setup,
+        "backward": compute_gradient_per_argument,
+    }
     function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(method) for key, method in forms.items()})
 
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
-            return registered(*arguments)
+            return call_registered(*arguments)
         return function.apply(*arguments)
 
     return call

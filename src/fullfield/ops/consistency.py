@@ -27,7 +27,7 @@ def compute_forward_backward_distance(
     return torch.where(inside, distance, torch.inf)
 
 
-def compute_flow_targets(flow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def compute_flow_targets_and_mark_inside(flow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the targets of a flow [B, 2, H, W]: x, y and a mask of those inside the frame, [B, H, W] each."""
     height, width = flow.shape[-2:]
     x = torch.arange(width, device=flow.device, dtype=flow.dtype) + flow[:, 0]

@@ -183,7 +183,7 @@ class FlowFileWriter:
         if self._output.is_exr_without_st_map:
             with self._buffers.borrow_buffer(result.tensors, self._output.dtype == "half") as buffer:
                 with self._stages.measure("lay out" if event is None else "fetch"):
-                    lines = self._pack_lines(result.tensors, event, buffer)
+                    lines = self._pack_lines_if_values_fit(result.tensors, event, buffer)
                 if lines is not None:
                     return self._write_file_and_record(result, lines, directions, record)
         with self._stages.measure("fetch"):
@@ -196,7 +196,7 @@ class FlowFileWriter:
                 return False
         return self._write_file_and_record(result, tensors, directions, record)
 
-    def _pack_lines(self, tensors: dict[str, Tensor], event: Any, buffer: Tensor) -> Scanlines | None:
+    def _pack_lines_if_values_fit(self, tensors: dict[str, Tensor], event: Any, buffer: Tensor) -> Scanlines | None:
         """Return the lines of a file in ``buffer``; None where lines from a GPU cannot hold the values."""
         output = self._output
         if event is None:

@@ -185,7 +185,7 @@ def train_descriptor(
     del settings["start"]  # the file's checksum counts, not its path
     recipe: dict[str, Any] = {"training": settings}
     if training.start is not None:
-        recipe["start"] = _load_initial_weights(
+        recipe["start"] = _load_initial_weights_and_get_checksum(
             model, fetch_descriptor() if training.start == "learned" else Path(training.start)
         )
     digests = [[_fingerprint_points(points) for points in pair if points is not None] for pair in real]
@@ -232,7 +232,7 @@ def train_descriptor(
     return TrainedDescriptor(descriptor, history)
 
 
-def _load_initial_weights(model: DescriptorNetwork, file: Path) -> str:
+def _load_initial_weights_and_get_checksum(model: DescriptorNetwork, file: Path) -> str:
     """Load the weights of another descriptor; return the beginning of the file's checksum."""
     start = LearnedDescriptor.load(file)
     mine, other = model.config, start.config

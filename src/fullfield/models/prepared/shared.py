@@ -269,12 +269,12 @@ class PreparedMotionEncoder:
         passes, (batch, _, height, width) = self.passes, coords.shape
         dtype = self.first[0].dtype
 
-        def new(channels: int) -> Tensor:
+        def allocate_map(channels: int) -> Tensor:
             return torch.empty((batch, height, width, channels), dtype=dtype, device=coords.device)
 
         looked_up = lookup(coords)
         weight, bias = self.first
-        from_correlation = new(weight.shape[1])
+        from_correlation = allocate_map(weight.shape[1])
         for item in range(batch):
             multiply_relu(bias, looked_up[item].flatten(1).t(), weight, from_correlation[item].flatten(0, 1))
         del looked_up
@@ -283,13 +283,13 @@ class PreparedMotionEncoder:
             weight, offset = self.second
             from_correlation = passes.convolve(from_correlation, weight, padding=(1, 1))
         weight, bias = self.flow_first
-        windows = new(self.windows)
+        windows = allocate_map(self.windows)
         passes.unfold_flow(coords, _SIDE, windows)
-        from_flow = new(weight.shape[1])
+        from_flow = allocate_map(weight.shape[1])
         multiply_relu(bias, windows.flatten(0, 2), weight, from_flow.flatten(0, 2))
         weight, shift = self.flow_second
         from_flow = passes.convolve(from_flow, weight, padding=(1, 1))
-        joint = new(from_correlation.shape[3] + from_flow.shape[3])
+        joint = allocate_map(from_correlation.shape[3] + from_flow.shape[3])
         passes.write_relu_and_append_flow(
             from_correlation, offset, [TargetSlice(joint[..., : from_correlation.shape[3]])]
         )

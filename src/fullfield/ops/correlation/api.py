@@ -108,7 +108,7 @@ def _compute_gradients_fake(_grad_out: Tensor, coords: Tensor, _state: list[Tens
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     sizes = [(shape[4 + 2 * i], shape[5 + 2 * i]) for i in range(_count_fmap2_inputs(shape, pooled))]
 
-    def like(is_requested: bool, size: tuple[int, int], kind: torch.dtype = exact) -> Tensor:
+    def allocate_if_requested(is_requested: bool, size: tuple[int, int], kind: torch.dtype = exact) -> Tensor:
         return coords.new_empty(
             (shape[0], shape[1], *size) if is_requested else (0,), dtype=kind if is_requested else coords.dtype
         )
@@ -116,7 +116,11 @@ def _compute_gradients_fake(_grad_out: Tensor, coords: Tensor, _state: list[Tens
     grad_coords = (
         torch.empty_like(coords, memory_format=torch.contiguous_format) if requested[2] else coords.new_empty(0)
     )
-    return [like(requested[0], (shape[2], shape[3])), *(like(requested[1], size) for size in sizes), grad_coords]
+    return [
+        allocate_if_requested(requested[0], (shape[2], shape[3])),
+        *(allocate_if_requested(requested[1], size) for size in sizes),
+        grad_coords,
+    ]
 
 
 def _count_fmap2_inputs(shape: Sequence[int], pooled: bool) -> int:

@@ -144,10 +144,10 @@ class CpuPair(PreparedPair):
         )
         sizes = self._window, _count_channel_blocks(r)
 
-        def task(first: int, last: int) -> None:
+        def run_tile_range(first: int, last: int) -> None:
             kernel(*arrays, *sizes, _allocate_scratch(*sizes), *extra, out.numpy(), first, last)
 
-        run_task_on_ranges(r.batch * self._tiles, 4, torch.get_num_threads(), task)
+        run_task_on_ranges(r.batch * self._tiles, 4, torch.get_num_threads(), run_tile_range)
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """Look up as :class:`PreparedPair` describes."""
@@ -192,7 +192,7 @@ class CpuPair(PreparedPair):
                     origin + first, origin + last, notes, weights,
                 )  # fmt: skip
 
-            def collect(first: int, last: int, origin: int = origin, end: int = end) -> None:
+            def add_tile_range(first: int, last: int, origin: int = origin, end: int = end) -> None:
                 kernels.add_tiles_to_gradients(
                     f1, f2, self._levels, notes, weights, self._window, self._tiles, blocks,
                     origin, end, first, last, grad1, grad2,
@@ -200,7 +200,7 @@ class CpuPair(PreparedPair):
 
             threads = torch.get_num_threads()
             run_task_on_ranges(end - origin, 4, threads, compute_dot_gradients)
-            run_task_on_ranges(blocks, 1, threads, collect)
+            run_task_on_ranges(blocks, 1, threads, add_tile_range)
 
     def finish_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         """Return the sums, whose accumulators are in the state's layout; ``levels`` is a list of one there."""

@@ -145,11 +145,11 @@ def convert_clouds_to_float32(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Ten
     )
     middle = _estimate_medians(cloud)
 
-    def shifted(c: Cloud) -> Tensor:
+    def shift_and_convert(c: Cloud) -> Tensor:
         return (c.points - middle[c.compute_batch_index()]).to(torch.float32).contiguous()
 
-    points = shifted(cloud)
-    return points, points if queries is cloud else shifted(queries)
+    points = shift_and_convert(cloud)
+    return points, points if queries is cloud else shift_and_convert(queries)
 
 
 def _estimate_medians(cloud: Cloud) -> Tensor:

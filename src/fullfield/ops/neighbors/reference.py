@@ -56,19 +56,19 @@ def radius_search(
     """Find the points within a radius, always sorted; see :func:`fullfield.ops.neighbors.radius_search`."""
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
 
-    def choose(distances: Tensor) -> tuple[Tensor, Tensor]:
+    def choose_neighbors(distances: Tensor) -> tuple[Tensor, Tensor]:
         is_within = distances <= limit
         return is_within.sum(1), is_within.nonzero()[:, 1]
 
-    return _search_row_by_row(points, queries, offsets, query_offsets, choose)
+    return _search_row_by_row(points, queries, offsets, query_offsets, choose_neighbors)
 
 
 def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, k: int) -> Neighbors:
     """Find the k nearest points; see :func:`fullfield.ops.neighbors.knn_search`."""
 
-    def choose(distances: Tensor) -> tuple[Tensor, Tensor]:
+    def choose_neighbors(distances: Tensor) -> tuple[Tensor, Tensor]:
         nearest = torch.sort(distances, dim=1, stable=True).indices[:, :k]
         count = torch.full((distances.shape[0],), nearest.shape[1], dtype=torch.int64, device=points.device)
         return count, nearest.reshape(-1)
 
-    return _search_row_by_row(points, queries, offsets, query_offsets, choose)
+    return _search_row_by_row(points, queries, offsets, query_offsets, choose_neighbors)

@@ -123,14 +123,14 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     )
     blocks = -(-inputs // BLOCK)
 
-    def task(first: int, last: int) -> None:
+    def add_row_range(first: int, last: int) -> None:
         for number in range(first, last):
             segment, g, block = number // (groups * blocks), number // blocks % groups, number % blocks
             ends = (segment * tiles // segments, (segment + 1) * tiles // segments)
             kernel(*arrays, g, inputs, outputs, block, sums[segment, g].view(-1).numpy(), *ends)
 
     if sums.numel():
-        _run_on_ranges(segments * groups * blocks, 1, task)
+        _run_on_ranges(segments * groups * blocks, 1, add_row_range)
     total = sums.sum(0)[:, :, :inputs, :outputs]
     split = total.reshape(groups, request.cells, joined, inputs // joined, joined, outputs // joined)
     own = torch.stack([split[:, :, group, :, group] for group in range(joined)], dim=1)

@@ -358,12 +358,12 @@ def _build_voxel_triplets(cloud: Cloud, center_cloud: Cloud, grid: float, sides:
     _check.require(is_exact, "grid", "voxels whose numbers fit 62 bits", f"{grid:g} for these coordinates")
     y, z = int(shape[1]), int(shape[2])
 
-    def keys(corner: Tensor, batch: Tensor) -> Tensor:
+    def compute_cell_keys(corner: Tensor, batch: Tensor) -> Tensor:
         c = (corner - low).to(torch.int64)
         return ((batch * int(shape[0]) + c[:, 0]) * y + c[:, 1]) * z + c[:, 2]
 
-    stock, order = torch.sort(keys(spots, cloud.compute_batch_index()), stable=True)
-    center_keys = keys(center_cells, center_cloud.compute_batch_index())
+    stock, order = torch.sort(compute_cell_keys(spots, cloud.compute_batch_index()), stable=True)
+    center_keys = compute_cell_keys(center_cells, center_cloud.compute_batch_index())
     row, index, cell = [], [], []
     every = torch.arange(center_cells.shape[0], device=device)
     for k in range(math.prod(sides)):

@@ -166,12 +166,12 @@ class CpuSolver:
         horizontal = self._get_resampling_table(kind, width_in, width)
         flat = source.reshape(-1)
 
-        def kernel(top: int, bottom: int) -> None:
+        def resample_row_strip(top: int, bottom: int) -> None:
             line = np.empty(width_in, np.float32)
             args = (flat, width_in, width_in, flat_target, target_pitch, width, vertical, horizontal, np.float32(scale))
             self._k.resample_rows(*args, line, top, bottom)
 
-        self._run_kernel_over_row_strips(height, kernel)
+        self._run_kernel_over_row_strips(height, resample_row_strip)
 
     def _resample_flow_into_level(self, level: _LevelLayout, planes: list[Plane], kind: str) -> None:
         """Bring a flow of another size into the state of this level."""
@@ -187,12 +187,12 @@ class CpuSolver:
         frame1, frame2 = self._pyramid1[level_index], self._pyramid2[level_index]
         size, pitch, height, width = level.size, level.pitch, level.height, level.width
 
-        def kernel(top: int, bottom: int) -> None:
+        def write_row_strip(top: int, bottom: int) -> None:
             k.write_first_frame_and_gradient(state, size, pitch, height, width, top, bottom, frame1)
             padded = bottom + 3 if bottom == height else bottom
             k.interleave_second_frame_and_gradient(frame2, packed, height, width, top, padded)
 
-        self._run_kernel_over_row_strips(height, kernel)
+        self._run_kernel_over_row_strips(height, write_row_strip)
 
     def _linearise_and_iterate(self, level: _LevelLayout, is_flow_in_scratch: bool) -> None:
         """Linearise the data term and iterate on it; ``is_flow_in_scratch``: the flow lies in the scratch."""
@@ -224,22 +224,22 @@ class CpuSolver:
         kind = k.ADJOINT if config.borders == "adjoint" else k.CLAMP
         rule = (iterations, kind, tuple(map(np.float32, constants)))
 
-        def strip(top: int, bottom: int) -> None:
+        def iterate_row_strip(top: int, bottom: int) -> None:
             if run_before_strip is not None:
                 run_before_strip(top, bottom)
             k.iterate_strip(*size, top, bottom, *rule)
 
         strips = split_into_row_ranges(level.height, self._threads, min_rows=2 * iterations + 2)
-        run_tasks([partial(strip, top, bottom) for top, bottom in strips], self._threads)
+        run_tasks([partial(iterate_row_strip, top, bottom) for top, bottom in strips], self._threads)
         run_tasks([partial(k.iterate_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
     def _filter_flow_into_scratch(self, level: _LevelLayout) -> None:
         """Write the median of the flow into the scratch planes."""
         scratch = self._state[self._scratch * level.size :]
 
-        def kernel(top: int, bottom: int) -> None:
+        def filter_row_strip(top: int, bottom: int) -> None:
             line = np.zeros(6 * level.pitch, np.float32)
             where = (level.size, level.pitch, level.height, level.width, top, bottom)
             self._k.filter_rows_by_median(self._state, *where, scratch, self._config.median, line)
 
-        self._run_kernel_over_row_strips(level.height, kernel)
+        self._run_kernel_over_row_strips(level.height, filter_row_strip)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield._config import Config
-from fullfield.ops.consistency import compute_flow_targets
+from fullfield.ops.consistency import compute_flow_targets_and_mark_inside
 from fullfield.training.flow.batch import FlowBatch, PairCounter, PairSource, prefetch_batches_if_possible
 
 # Square pixels: where the flow of the four pixels around a place varies more, an edge lies between, and the nearest
@@ -166,7 +166,7 @@ def _resample_randomly(batch: FlowBatch, augmentation: Augmentation, random_numb
     warped = torch.where(inner, blended[:, :2], exact[:, :2])
     factor = torch.stack((across * mirror_x, down * mirror_y), 1)[:, :, None, None]
     flow, valid = warped * factor, exact[:, 2] > 0.5
-    _, _, inside = compute_flow_targets(flow)
+    _, _, inside = compute_flow_targets_and_mark_inside(flow)
     return FlowBatch(frames[:, :3], frames[:, 3:], flow, valid, (exact[:, 3] > 0.5) | (valid & ~inside))
 
 
@@ -211,7 +211,7 @@ def _erase_rectangles(batch: FlowBatch, augmentation: Augmentation, random_numbe
     box_draw = random_numbers[0]  # under half the share: two boxes, under the share: one
     inside = torch.zeros(batch.valid.shape, dtype=torch.bool, device=device)
     hidden = inside
-    target_x, target_y, _ = compute_flow_targets(batch.flow)
+    target_x, target_y, _ = compute_flow_targets_and_mark_inside(batch.flow)
     for index in range(_BOXES):
         center_x, center_y, box_width, box_height = random_numbers[1 + 4 * index : 5 + 4 * index]
         left, top = (center_x * width)[:, None, None], (center_y * height)[:, None, None]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
-from fullfield.ops.consistency import compute_flow_targets
+from fullfield.ops.consistency import compute_flow_targets_and_mark_inside
 from fullfield.training.workers import create_worker_context, exit_with_parent_process
 
 PairCounter: TypeAlias = Callable[[int], int]  # from a batch's index to the number of its pairs
@@ -117,13 +117,13 @@ class PrefetchedBatches(Generic[T]):
     def start_prefetching(self, first_batch_index: int, stride: int, count_pairs: PairCounter) -> None:
         """Start to build every ``stride``-th batch from ``first_batch_index`` on; ``count_pairs`` gives its pairs."""
 
-        def requests() -> Iterator[_Request]:
+        def iterate_requests() -> Iterator[_Request]:
             return ((n, count_pairs(n)) for n in numbers_from(first_batch_index, stride) if count_pairs(n) > 0)
 
         if self._workers:
-            self._following = requests()
+            self._following = iterate_requests()
             self._next = next(self._following)
-            self._coming = iter(self._create_loader(requests()))
+            self._coming = iter(self._create_loader(iterate_requests()))
 
     def take_batch(self, batch_index: int, pair_count: int) -> T:
         """Return the batch; one that was not announced is made now."""
@@ -205,7 +205,7 @@ def _cut_or_pad_random_window_of_pair(pair: FlowPair, size: tuple[int, int], see
     cut = FlowPair(
         *(cut_tensor(tensor, name.startswith("frame")) for name, tensor in zip(pair._fields, pair, strict=True))
     )
-    _, _, inside = compute_flow_targets(cut.flow[None])
+    _, _, inside = compute_flow_targets_and_mark_inside(cut.flow[None])
     return cut._replace(occluded=cut.occluded | (cut.valid & ~inside[0]))
 
 

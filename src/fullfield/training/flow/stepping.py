@@ -236,7 +236,7 @@ class TrainingStepper:
         if self.ranks.count > 1:  # the mean over all processes' pixels, not over the processes' means
             pixels = valid.sum().clamp(min=1).float()
             weight = self.ranks.count * pixels / self.ranks.sum_tensor_in_place(pixels.clone())
-        loss, error = self._compute_gradients(frame1, frame2, batch.flow, valid, weight)
+        loss, error = self._compute_gradients_loss_and_error(frame1, frame2, batch.flow, valid, weight)
         for parameter in self._parameters if self.ranks.count > 1 else ():
             if parameter.grad is None:  # this process's pairs did not reach it
                 parameter.grad = torch.zeros_like(parameter)
@@ -244,7 +244,7 @@ class TrainingStepper:
         self.ranks.average_tensors_in_place([*gradients, loss, error])
         self._update_weights(gradients, loss, error, step_number, learning_rate, before)
 
-    def _compute_gradients(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_gradients_loss_and_error(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Compute gradients, loss and error; by a CUDA graph after the first steps."""
         if self._unrecorded > 0:
             self._unrecorded -= 1

@@ -42,7 +42,7 @@ class CudaSolver:
             frame1, frame2 = frame1.float(), frame2.float()
         flow, flags = self.launch_pair(frame1, frame2, initial_flow, progress)
 
-        def check() -> None:
+        def raise_for_bad_input() -> None:
             if torch.cuda.is_current_stream_capturing() or not int(flags):
                 return
             check_frame_values(frame1, "frame1")
@@ -51,7 +51,7 @@ class CudaSolver:
                 check_finite(initial_flow, "initial_flow")
             check_finite(flow, "flow", FINITE_FLOW)
 
-        return QueuedFlow(flow, check)
+        return QueuedFlow(flow, raise_for_bad_input)
 
     def launch_pair(
         self,
@@ -88,14 +88,14 @@ class CudaSolver:
         return self._engine
 
     def _run_or_replay_engine_graph(self, engine: Engine, progress: Progress | None) -> None:
-        def work() -> None:
+        def run_engine() -> None:
             engine.build_pyramid(0, 2)
             engine.compute_bound_flow(0, sets_flags=True, progress=progress)
 
         if progress is not None or not self._used or torch.cuda.is_current_stream_capturing():
-            work()
+            run_engine()
             self._used = True
             return
         if self._graph is None:
-            self._graph = record_cuda_graph(work, self._device)
+            self._graph = record_cuda_graph(run_engine, self._device)
         self._graph.replay()
