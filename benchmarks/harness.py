@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import signal
 import statistics
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +70,10 @@ class TooLarge(MemoryError):
     """A contender that needs more memory than there is says so before it tries."""
 
 
+class TookTooLong(RuntimeError):
+    """A step took more than its time. No TimeoutError, which compilers catch."""
+
+
 class Unsupported(RuntimeError):
     """A contender that cannot do a problem, with its reason."""
 
@@ -84,7 +90,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error."""
+    """Return the first line of an error; of a compiler's error that of its cause."""
+    while inner := getattr(error, "inner_exception", None):
+        error = inner
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
@@ -93,6 +101,25 @@ def given_up(error: BaseException) -> dict[str, str]:
     if isinstance(error, Unsupported):
         return {"status": "cannot", "reason": str(error)}
     return {"status": "out of memory" if is_out_of_memory(error) else "failed", "reason": first_line(error)}
+
+
+@contextmanager
+def limit_seconds(seconds: float | None, what: str) -> Iterator[None]:
+    """Raise TookTooLong inside the block after ``seconds``; without effect outside the main thread and on Windows."""
+    if seconds is None or not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TookTooLong(f"{what} took more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def release(device: torch.device) -> None:

@@ -25,14 +25,35 @@ SINGLE, HALF = "float32", "half precision"
 # Ours, then the others, by precision. "exact" is what stored runs call the plain module in float32.
 OURS = {SINGLE: ("module", "exact"), HALF: ("fast",)}
 OTHERS = {
-    SINGLE: ("ptlflow, dense", "ptlflow, alt_cuda_corr"),
-    HALF: ("ptlflow, dense, half", "ptlflow, alt_cuda_corr, half", "compiled, half"),
+    SINGLE: (
+        "ptlflow, dense",
+        "ptlflow, dense, channels-last",
+        "ptlflow, dense, compiled",
+        "ptlflow, localcorr",
+        "ptlflow, localcorr (Triton)",
+        "ptlflow, alt_cuda_corr",
+        "module, compiled",
+    ),
+    HALF: (
+        "ptlflow, dense, half",
+        "ptlflow, dense, channels-last, half",
+        "ptlflow, dense, channels-last, compiled, half",
+        "ptlflow, alt_cuda_corr, half",
+        "compiled, half",
+    ),
 }
 EXTENSION = ("ptlflow, alt_cuda_corr",)
 NAMES = {
     "ptlflow, dense": "ptlflow, dense volume",
     "ptlflow, dense, half": "ptlflow, dense volume, autocast",
+    "ptlflow, dense, channels-last": "ptlflow, dense volume, channels-last",
+    "ptlflow, dense, channels-last, half": "ptlflow, dense volume, channels-last, autocast",
+    "ptlflow, dense, compiled": "ptlflow, dense volume, `torch.compile`",
+    "ptlflow, dense, channels-last, compiled, half": "ptlflow, dense volume, channels-last, autocast, `torch.compile`",
+    "ptlflow, localcorr": "ptlflow on localcorr's compiled kernel",
+    "ptlflow, localcorr (Triton)": "ptlflow on localcorr's Triton kernel",
     "ptlflow, alt_cuda_corr, half": "ptlflow, alt_cuda_corr, autocast",
+    "module, compiled": "our module through `torch.compile`",
     "compiled, half": "our module through `torch.compile`",
 }
 SIZES = ([55, 128], [56, 128], [112, 256], [224, 512], [448, 1024], [896, 2048])
@@ -96,9 +117,14 @@ def select_cascaded_rows(case: dict[str, Any], *precisions: str) -> list[dict[st
     return [row for row in rows if "epe_px" in row]
 
 
-def build_network_row(case: dict[str, Any], results: dict[str, Any], precision: str) -> list[str] | None:
+def build_network_row(
+    case: dict[str, Any], results: dict[str, Any], precision: str, fastest_peer_only: bool = False
+) -> list[str] | None:
     """Return one line of the tables; None where a side was not measured in this precision, or the flow is wrong."""
     ours, others = select_rows(case, OURS[precision]), select_rows(case, OTHERS[precision])
+    if fastest_peer_only:
+        peers = [row for row in others if "median_s" in row and row["name"].startswith("ptlflow")]
+        others = sorted(peers, key=lambda row: row["median_s"])[:1]
     has_diverged = "diverged" in case  # then the flow of a cascade may be right, and errors stand beside the times
     if has_diverged:
         ours = select_cascaded_rows(case, precision)
@@ -131,14 +157,17 @@ def networks_table() -> str:
     for precision in (SINGLE, HALF):
         rows += [row for case, results in result if (row := build_network_row(case, results, precision))]
     compiled = [
-        row["first_call_s"] for case, _ in result for row in select_rows(case, ("compiled, half",)) if "median_s" in row
+        row["first_call_s"]
+        for case, _ in result
+        for row in case["rows"]
+        if "compiled" in row["name"] and "median_s" in row
     ]
     rounded = sorted({run["weights"] for _, run in result if "weights" in run})
     notes = [
         "Time of one call and peak memory. RAFT has official weights, SEA-RAFT random ones.",
         *(f"RAFT's weights: {each}." for each in rounded),
         "float32: convolutions of both sides use TF32, PyTorch's default; our lookup's products have 22 bits.",
-        "Half precision: our prepared form replays CUDA graphs, ptlflow runs in eager calls.",
+        "Half precision: prepared and compiled forms replay CUDA graphs, others run in eager calls.",
     ]
     if compiled:
         notes.append(f"`torch.compile`: its first call takes {min(compiled):.0f} to {max(compiled):.0f} s.")
@@ -169,7 +198,8 @@ def networks_table() -> str:
 
 def load_lookup_cases() -> list[Measured]:
     """Return (case, results) of the lookup's benchmark; the first that has a contender counts."""
-    names = ("like_lookups", "like_lookups_float32", "like_lookups_1024", "like_alt_1024", "like_blocks")
+    ours = ("like_lookups", "like_lookups_float32", "like_lookups_1024", "like_alt_1024", "like_blocks")
+    names = (*ours, "like_lookups_small", "like_localcorr", "like_localcorr_half")
     older = ("ptlflow", "sizes", "alt", "highest")
     sweeps = ("like_updates.json", "like_channels.json")
     return load_cases(
@@ -237,7 +267,11 @@ def lookup_table() -> str:
         ("alt_cuda_corr, float32", ("alt_cuda_corr",), EASY, None),
     ]
     if any(row["name"] == COMPILED for case, _ in load_lookup_cases() for row in case["rows"]):
-        columns.append((f"{COMPILED}, float32", (COMPILED,), EASY, None))
+        columns += [
+            (f"{COMPILED}, float32", (COMPILED,), EASY, SINGLE),
+            ("fullfield, float16, calm", ("cuda",), EASY, "float16"),
+            (f"{COMPILED}, float16", (COMPILED,), EASY, "float16"),
+        ]
     rows = [["feature map", *(title for title, *_ in columns)]]
     measured = {
         size[1]: [
@@ -439,7 +473,9 @@ def find_row_by_prefix(case: dict[str, Any], begin: str) -> dict[str, Any]:
 def short_table() -> str:
     """Return one row for a network, the lookup and TV-L1: ours and another library, in equal precision."""
     raft, run = next(
-        (row, each[1]) for each in load_cases(*BOTH[:1]) if (row := build_network_row(*each, SINGLE)) is not None
+        (row, each[1])
+        for each in load_cases(*BOTH[:1])
+        if (row := build_network_row(*each, SINGLE, fastest_peer_only=True)) is not None
     )
     rows = [["job", "fullfield", "others"], raft]
     size = [224, 512]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from benchmarks import harness as run
 from benchmarks.bench import failed, measure
-from benchmarks.cases.correlation import contenders, volume
+from benchmarks.cases.correlation import contenders, localcorr, volume
 from benchmarks.cases.correlation import measure as correlation
 from benchmarks.cases.correlation import positions as lookups
 from benchmarks.cases.correlation.contenders import Contender, Problem
@@ -57,6 +59,36 @@ def wrong_by(factor: float, name: str = "wrong", ours: bool = True) -> Contender
         return lambda coords: right(coords) * factor
 
     return Contender(name, prepare, lambda _: None, ours)
+
+
+def test_positions_are_rounded_for_everybody() -> None:
+    problem = replace(SMALL, position_dtype=torch.float16)
+    rounded, exact = (Inputs.make(each, Scene("smooth")).coords[1] for each in (problem, SMALL))
+    assert torch.equal(rounded, exact.half().float())
+    assert not torch.equal(rounded, exact)
+    (case,) = measured(plan(position_dtype=torch.float16))
+    assert case["position_dtype"] == "float16"
+    assert not failed([case])
+
+
+def test_correlation_measures_selected_peers(capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "correlation --device cpu --sizes 20x12 --channels 32 --levels 2 --radius 2 --updates 1 --repeats 1 --json -q"
+    )
+    assert main([*line.split(), "--backends", "reference", "--peers", "volume", "--position-dtype", "float16"]) == 0
+    (case,) = json.loads(capsys.readouterr().out)["cases"]
+    assert [row["name"] for row in case["rows"]] == ["reference", volume.NAME]
+
+
+def test_localcorr_in_triton_needs_the_package_and_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "localcorr.blocks", None)
+    assert localcorr.triton_contender() is None
+    monkeypatch.setitem(sys.modules, "localcorr.blocks", ModuleType("localcorr.blocks"))
+    monkeypatch.setitem(sys.modules, "localcorr", ModuleType("localcorr"))
+    contender = localcorr.triton_contender()
+    assert contender is not None
+    (case,) = measured(plan(contender))
+    assert case["rows"][0]["reason"] == "runs on CUDA, the features are on cpu"
 
 
 @pytest.fixture

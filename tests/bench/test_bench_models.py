@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.bench import failed, measure
-from benchmarks.cases.networks import models
+from benchmarks.cases.networks import models, models_command, peers
 from benchmarks.cases.networks.models import Entry, Plan
-from benchmarks.harness import TooLarge
+from benchmarks.harness import TooLarge, Unsupported, limit_seconds
 from benchmarks.runner import main
 from fullfield.io import write_flow, write_image
+from fullfield.models import RAFT
 from fullfield.models.prepared import choose_cpu_dtype
+from fullfield.models.weights import NETWORKS, build_random_model
 from fullfield.testing import sample_textured_scene
 
 SIZE = (64, 96)
@@ -84,6 +89,91 @@ def test_models_gives_no_time_to_wrong_flow(monkeypatch: pytest.MonkeyPatch) -> 
     assert not any("median_s" in row for row in found.values())
     assert len(failed(cases)) == 2
     assert "the flow is off by 10 %, allowed 2 %" in failed(cases)[0]
+
+
+class StandIn(RAFT):
+    """Network of ours that is called as those of ptlflow."""
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        first, second = inputs["images"].flip(2).unbind(1)
+        return {"flows": RAFT.forward(self, first, second, updates=self.iters)[:, None]}
+
+
+def stand_in(_: str) -> Any:
+    peer = build_random_model(NETWORKS["raft-small"])
+    peer.__class__ = StandIn
+    return peer
+
+
+def test_models_runs_every_form_of_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[dict[str, Any]] = []
+
+    def keep_eager(model: Any, **options: Any) -> Any:
+        compiled.append(options)
+        return model
+
+    monkeypatch.setattr(models, "load_peer", stand_in)
+    monkeypatch.setattr(torch, "compile", keep_eager)
+    forms = models_command.PEER_FORMS
+    assert forms == tuple(peers.PEER_FORMS)
+    assert models_command.FORMS == models.FORMS
+    (case,) = measured(plan(peers=True, forms=("module", "module-compiled"), peer_forms=forms), quiet)
+    found = rows(case)
+    names = [peers.PEER_FORMS[form].name for form in forms]
+    assert list(found) == ["module", "module, compiled", *names]
+    for name, row in found.items():
+        if "localcorr" in name:
+            assert (row["status"], row["reason"]) == ("cannot", "needs localcorr: pip install localcorr")
+            continue
+        assert row["status"] == "ok"
+        assert row["check"]["error"] < (models.ALLOWED if "half" in name else 1e-4)
+        assert row["median_s"] > 0
+    assert compiled == [{"mode": "reduce-overhead", "dynamic": False}] * 3
+
+
+def test_peer_form_with_localcorr_replaces_the_block_during_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks: list[str] = []
+
+    def build(fmap1: torch.Tensor, fmap2: torch.Tensor, *, num_levels: int, radius: int, corr_mode: str) -> None:
+        del fmap1, fmap2, num_levels, radius
+        blocks.append(corr_mode)
+
+    class Network(torch.nn.Module):
+        def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            images = inputs["images"]
+            get_corr_block(fmap1=images, fmap2=images, radius=3, num_levels=4, alternate_corr=False)
+            return {"flows": images[:, :, :2]}
+
+    package = SimpleNamespace(get_localcorr_block=build, get_cuda_pyramid_library=lambda: None)
+    monkeypatch.setitem(sys.modules, "localcorr", SimpleNamespace(blocks=package))
+    monkeypatch.setitem(sys.modules, "localcorr.blocks", package)
+    flow = peers.build_peer_flow(Network(), peers.PEER_FORMS["localcorr-triton"], SIZE)
+    frame = torch.zeros(1, 3, *SIZE)
+    assert flow(frame, frame, 1).shape == (1, 2, *SIZE)
+    assert blocks == ["localcorr_triton"]
+    with pytest.raises(ValueError, match="own block"):
+        get_corr_block()
+    with pytest.raises(Unsupported, match="compiled library"):
+        peers.build_peer_flow(Network(), peers.PEER_FORMS["localcorr"], SIZE)
+
+
+def get_corr_block(**_: object) -> None:
+    raise ValueError("the network's own block")
+
+
+def test_models_gives_up_a_form_that_compiles_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(_: models.Network) -> models.Flow:
+        time.sleep(5)
+        raise RuntimeError("slept to the end")
+
+    def who(_plan: Plan, _method: str, model: models.Network, _size: object, _note: object) -> list[Entry]:
+        return [Entry("slow, compiled", False, partial(slow, model), compiled=True)]
+
+    monkeypatch.setattr(models, "entries", who)
+    (case,) = measured(plan(compile_seconds=0.05), quiet)
+    assert rows(case)["slow, compiled"]["reason"] == "its first call took more than 0.05 s"
+    with limit_seconds(None, "nothing"):
+        pass
 
 
 def test_models_reports_error_with_time() -> None:

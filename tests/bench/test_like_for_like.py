@@ -60,6 +60,18 @@ def test_networks_table_compares_equal_precision_only(tables: ModuleType) -> Non
     assert "its first call takes 27 to 27 s" in tables.networks_table()
 
 
+def test_short_table_shows_the_fastest_form_of_the_peer(tables: ModuleType) -> None:
+    rows = [row("module", 0.0222), row("ptlflow, dense", 0.0444), row("ptlflow, dense, compiled", 0.0333)]
+    case = {"method": "raft", "size": [1080, 1920], "updates": 12, "rows": rows}
+    stored = {"bench": "models", "cases": [case], "environment": ENVIRONMENT}
+    (tables.RESULTS / "like_raft_hd.json").write_text(json.dumps(stored))
+    (line,) = (each for each in tables.short_table().splitlines() if "1920×1080" in each)
+    assert [number in line for number in ("22.2 ms", "33.3 ms", "44.4 ms")] == [True, True, False]
+    (line,) = (each for each in tables.networks_table().splitlines() if "1920×1080" in each)
+    assert "ptlflow, dense volume 44.4 ms" in line
+    assert "ptlflow, dense volume, `torch.compile` 33.3 ms" in line
+
+
 def test_networks_table_shows_cascade_of_diverged_network(tables: ModuleType) -> None:
     rows = [
         row("fast", 0.0111, epe_px=31.0),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("cuda", "cpu", "dense", "blocks", "reference")
 DTYPES = ("float32", "float16", "bfloat16")
+PEERS = ("volume", "voting", "fused-local-corr", "ptlflow", "localcorr-triton")
 DESCRIPTION = """\
 Time the lookups of one pair, pooling and layout included: as a CUDA graph's replay and eagerly from Python, with the
 host's share and the peak memory on a GPU. Every result is compared with the float64 reference at random pixels before
@@ -63,6 +64,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--dtype", choices=DTYPES, help="of the features [bfloat16 on a GPU, else float32]")
     form.add_argument("--out-dtype", choices=DTYPES, default="float32", help="of the results [%(default)s]")
     form.add_argument(
+        "--position-dtype",
+        choices=DTYPES[:2],
+        default="float32",
+        help="round everybody's positions to it: localcorr's kernel in half precision takes no others [%(default)s]",
+    )
+    form.add_argument(
         "--layout", choices=("nchw", "channels-last"), default="nchw", help="of the results [%(default)s]"
     )
     form.add_argument(
@@ -75,12 +82,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     who = parser.add_argument_group("who takes part")
     who.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS, help="ours [all that can run]")
     who.add_argument(
+        "--peers", nargs="+", choices=PEERS, default=PEERS, help="others that need no option of their own [all]"
+    )
+    who.add_argument(
         "--alt-cuda-corr",
         metavar="DIR",
         help="folder with correlation.cpp and correlation_kernel.cu of RAFT; compiled here (nvcc, ninja)",
     )
     who.add_argument(
-        "--localcorr", metavar="PATH", help="its wheel, or a folder with it; its kernel is compiled here (nvcc)"
+        "--localcorr",
+        metavar="PATH",
+        help="its wheel, or a folder with it: its kernel is compiled here (nvcc); or the compiled library (.so)",
     )
     parser.add_argument(
         "--compare", nargs="+", default=(), metavar="FILE", help="results of other machines, drawn together with these"
@@ -155,6 +167,7 @@ def _plan(args: argparse.Namespace, device: torch.device, note: Note) -> Plan:
         radius=args.radius,
         dtype=getattr(torch, dtype),
         out_dtype=getattr(torch, args.out_dtype),
+        position_dtype=getattr(torch, args.position_dtype),
         channels_last=args.layout == "channels-last",
         device=device,
         backward=args.backward,
@@ -200,17 +213,23 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> l
     result = contenders.our_contenders([name for name in selected if name != "blocks"])
     if "blocks" in selected:
         result.append(contenders.blocks())
-    result.append(volume.contender())
-    if device.type == "cuda":
+    if "volume" in args.peers:
+        result.append(volume.contender())
+    if "voting" in args.peers and device.type == "cuda":
         result.append(voting.contender())
     if args.alt_cuda_corr:
         result.append(contenders.alt_cuda_corr(args.alt_cuda_corr, note))
     if args.localcorr:
         result.append(localcorr.contender(localcorr.compile_kernel(args.localcorr, note)))
-    for name, peer in (
-        ("fused-local-corr", contenders.fused_local_corr()),
-        ("ptlflow", contenders.ptlflow_volume()),
-    ):
+    installed = {
+        "fused-local-corr": contenders.fused_local_corr,
+        "ptlflow": contenders.ptlflow_volume,
+        "localcorr-triton": localcorr.triton_contender,
+    }
+    for name, find_peer in installed.items():
+        if name not in args.peers:
+            continue
+        peer = find_peer()
         if peer is None:
             note(f"{name} is not installed, or does not import, so it is not measured")
         else:

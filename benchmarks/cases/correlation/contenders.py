@@ -38,6 +38,8 @@ class Problem:
     radius: int = 4
     dtype: torch.dtype = torch.bfloat16
     out_dtype: torch.dtype = torch.float32
+    position_dtype: torch.dtype = torch.float32
+    """Everybody's positions are rounded to it."""
     channels_last: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     backward: bool = False
@@ -151,10 +153,12 @@ def _free_memory() -> int:
         return 1 << 62
 
 
-def scale_levels(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return float32 channels-last fmap1 / √C and levels, as peers take them."""
-    source = (fmap1.float() / problem.channels**0.5).permute(0, 2, 3, 1).contiguous()
-    levels = [level.permute(0, 2, 3, 1).contiguous() for level in correlation_pyramid(fmap2.float(), problem.levels)]
+def scale_levels(
+    problem: Problem, fmap1: Tensor, fmap2: Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, list[Tensor]]:
+    """Return channels-last fmap1 / √C and levels in ``dtype``, as peers take them."""
+    source = (fmap1.to(dtype) / problem.channels**0.5).permute(0, 2, 3, 1).contiguous()
+    levels = [level.permute(0, 2, 3, 1).contiguous() for level in correlation_pyramid(fmap2.to(dtype), problem.levels)]
     return source, levels
 
 

@@ -1,14 +1,16 @@
-"""localcorr's compiled kernel for a whole pyramid, built with nvcc from its wheel."""
+"""localcorr's lookups of a whole pyramid: its kernel in CUDA, built with nvcc from its wheel, and its one in Triton."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import subprocess
 import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +26,17 @@ _MAX_LEVELS = 8
 
 
 def compile_kernel(path: str | os.PathLike[str], note: Callable[[str], None]) -> ctypes.CDLL:
-    """Compile the kernel of a wheel, or of a folder that holds the package, for the current GPU.
+    """Compile the kernel of a wheel, or of a folder that holds the package, for the current GPU; or load a library.
 
     Raises:
-        InputError: if a source is missing or does not compile.
+        InputError: if a source is missing or does not compile, or a library does not load.
     """
     source = Path(path)
     if not torch.cuda.is_available():
         raise InputError("--localcorr: the kernel needs an NVIDIA GPU; leave the option out on this machine")
-    note(f"compiling localcorr's kernel from {source}, about a minute")
+    if source.suffix == ".so":
+        return _load_library(source)
+    note(f"compiling localcorr's kernel from {source}, up to half an hour")
     with tempfile.TemporaryDirectory(prefix="fullfield-localcorr-") as folder:
         build = Path(folder)
         for name in SOURCES:
@@ -48,6 +52,14 @@ def compile_kernel(path: str | os.PathLike[str], note: Callable[[str], None]) ->
         return ctypes.CDLL(str(library))
 
 
+def _load_library(path: Path) -> ctypes.CDLL:
+    """Return a library that was compiled before."""
+    try:
+        return ctypes.CDLL(str(path.resolve()))
+    except OSError as error:
+        raise InputError(f"--localcorr {path}: the library does not load ({error})") from error
+
+
 def _read(source: Path, name: str) -> bytes:
     """Return a file of the package."""
     try:
@@ -60,18 +72,25 @@ def _read(source: Path, name: str) -> bytes:
 
 
 def contender(library: ctypes.CDLL) -> Contender:
-    """Return localcorr's kernel, float32; all levels in one launch."""
+    """Return localcorr's kernel, all levels in one launch: float16 for features and positions of float16, else float32.
+
+    Its half precision takes positions in float16 too: they are right where the positions of the problem have been
+    rounded to float16 for all.
+    """
 
     def prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
-        source, levels = scale_levels(problem, fmap1, fmap2)
+        half = problem.dtype == torch.float16
+        dtype = torch.float16 if half else torch.float32
+        source, levels = scale_levels(problem, fmap1, fmap2, dtype)
         packed = torch.cat([level.flatten(1) for level in levels], 1)
         height, width = problem.size
 
         def lookup(coords: Tensor) -> Tensor:
-            out = torch.empty(problem.out_shape, dtype=torch.float32, device=coords.device)
-            pointers = [ctypes.c_void_p(each.data_ptr()) for each in (source, packed, coords.contiguous(), out)]
+            out = torch.empty(problem.out_shape, dtype=dtype, device=coords.device)
+            at = coords.to(dtype).contiguous()
+            pointers = [ctypes.c_void_p(each.data_ptr()) for each in (source, packed, at, out)]
             sizes = [problem.batch, height, width, problem.channels, problem.radius, problem.levels, 1]
-            flags = [ctypes.c_bool(False), ctypes.c_bool(False)]  # no half precision; dx is the slow axis
+            flags = [ctypes.c_bool(half), ctypes.c_bool(False)]  # dx is the slow axis
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             launch = library.launchLocalCorrCudaPyramidForward
             launch.restype = ctypes.c_bool
@@ -84,7 +103,27 @@ def contender(library: ctypes.CDLL) -> Contender:
     return Contender("localcorr, compiled", prepare, _admit)
 
 
+def triton_contender() -> Contender | None:
+    """Return localcorr's block in Triton, as its users call it; None if the package cannot be imported."""
+    try:
+        blocks: Any = importlib.import_module("localcorr.blocks")
+    except (ImportError, OSError, RuntimeError):
+        return None
+
+    def prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
+        dtype = torch.float16 if problem.dtype == torch.float16 else torch.float32
+        first, second = fmap1.to(dtype), fmap2.to(dtype)
+        block = blocks.get_localcorr_block(
+            first, second, num_levels=problem.levels, radius=problem.radius, corr_mode="localcorr_triton"
+        )
+        return lambda coords: deliver(problem, block(coords))
+
+    return Contender("localcorr, Triton", prepare, _admit)
+
+
 def _admit(problem: Problem) -> None:
+    if problem.device.type != "cuda":
+        raise Unsupported(f"runs on CUDA, the features are on {problem.device}")
     if problem.backward:
         raise Unsupported("its gradients were not connected")
     if problem.radius > _MAX_RADIUS or problem.levels > _MAX_LEVELS:

@@ -131,6 +131,7 @@ def _case(plan: Plan, problem: Problem, scene: Scene, swept: Result, note: Note)
         "radius": problem.radius,
         "dtype": _name(problem.dtype),
         "out_dtype": _name(problem.out_dtype),
+        "position_dtype": _name(problem.position_dtype),
         "layout": "channels-last" if problem.channels_last else "nchw",
         "precision": plan.precision,
         "pass": "forward+backward" if problem.backward else "forward",
@@ -174,7 +175,8 @@ class Inputs:
             return torch.randn(shape, generator=generator, device=problem.device)
 
         maps = [normal(problem.batch, problem.channels, *problem.size).to(problem.dtype) for _ in range(2)]
-        coords = scene.positions(problem.size, problem.updates, problem.batch, problem.device)
+        exact = scene.positions(problem.size, problem.updates, problem.batch, problem.device)
+        coords = [each.to(problem.position_dtype).float() for each in exact]
         grad_out = None
         if problem.backward:
             grad_out = normal(*problem.out_shape).to(problem.out_dtype).contiguous(memory_format=problem.memory_format)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import copy
 import importlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -23,35 +21,40 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.bench import Case, Cases, Note, Result
-from benchmarks.cases.correlation.contenders import DENSE_ELEMENTS
 from benchmarks.cases.correlation.positions import coherence, smooth
+from benchmarks.cases.networks.peers import (
+    DEFAULT_PEER_FORMS,
+    HALF,
+    PEER_FORMS,
+    Flow,
+    PeerForm,
+    build_extension_flow,
+    build_peer_flow,
+    load_peer,
+)
 from benchmarks.harness import (
     Candidate,
-    TooLarge,
     clock_of,
     first_line,
     given_up,
     interleaved,
     is_out_of_memory,
+    limit_seconds,
     release,
 )
-from fullfield.integrations.forms import silence_output
 from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
-from fullfield.models.framing import STRIDE
 from fullfield.models.prepared import PreparedFlowCache
 from fullfield.models.weights import NETWORKS, WEIGHTS, build_random_model, find_cached_weights
 
 Network: TypeAlias = RAFT | SEARAFT
-Flow = Callable[[Tensor, Tensor, int], Tensor]
-"""From two frames and a number of updates to the flow."""
 
 PACKAGED = "fullfield-s"
 """Comes with its weights."""
-FORMS = ("fast", "module", "module-half", "compiled")
-"""Prepared in half precision; the plain module in float32, in half precision, and that through ``torch.compile``."""
+FORMS = ("fast", "module", "module-half", "module-compiled", "compiled")
+"""Prepared in half precision; the plain module in float32 and in half precision; both through ``torch.compile``."""
 DEFAULT_FORMS = FORMS[:2]
-HALF = {"cuda": torch.float16, "cpu": torch.bfloat16}
+COMPILED_FORMS = ("module-compiled", "compiled")
 PEERS = {name: name.replace("-", "_") for name in NETWORKS if name != PACKAGED}
 """What ptlflow calls them."""
 # Updates after which results are compared: rounding grows from update to update where weights are random.
@@ -74,6 +77,10 @@ class Plan:
     cascade: bool = False
     """Also ours cascaded."""
     peers: bool = True
+    peer_forms: Sequence[str] = DEFAULT_PEER_FORMS
+    """Of PEER_FORMS."""
+    compile_seconds: float = 120.0
+    """A form whose first call takes longer is given up."""
     extension: Any = None
     """RAFT's compiled alt_cuda_corr."""
     weights: dict[str, str] | None = None
@@ -92,8 +99,8 @@ class Entry(NamedTuple):
     name: str
     ours: bool
     make: Callable[[], Flow]
-    whole: bool = False
-    """Checked after all updates: another number of updates would be compiled again."""
+    compiled: bool = False
+    """Checked after all updates, because another number would be compiled again; the first call has a time limit."""
 
 
 def cases(plan: Plan, note: Note) -> Cases:
@@ -189,38 +196,40 @@ def looked_up(model: Network) -> Iterator[list[Tensor]]:
 
 def entries(plan: Plan, method: str, model: Network, size: tuple[int, int], note: Note) -> list[Entry]:
     """Return our forms, cascaded ones if the plan has them, then the peer in both precisions where it is installed."""
-    result = [Entry(FORM_NAMES[form], True, partial(_ours, model, form), form == "compiled") for form in plan.forms]
+    result = [Entry(FORM_NAMES[form], True, partial(_ours, model, form), form in COMPILED_FORMS) for form in plan.forms]
     if plan.cascade:
         cascaded = [form for form in plan.forms if form in DEFAULT_FORMS]
         result += [Entry(f"{FORM_NAMES[form]}, cascaded", True, partial(_cascaded, model, form)) for form in cascaded]
     if not plan.peers or method not in PEERS:
         return result
     try:
-        peer = _ptlflow(PEERS[method])
+        peer = load_peer(PEERS[method])
     except (ImportError, OSError, AttributeError, RuntimeError) as error:  # RuntimeError: torchvision does not fit
         note(f"ptlflow does not import here, so it is not measured ({first_line(error)})")
         return result
     # Norms of its shortcuts are in its state twice; what else might be missing shows in the check.
     peer.load_state_dict(model.state_dict(), strict=False)
     peer.to(plan.device).eval()
-    dtypes = (None, HALF[plan.device.type])
-    result += [Entry(_in("ptlflow, dense", dtype), False, partial(_dense, peer, size, dtype)) for dtype in dtypes]
+    for form in (PEER_FORMS[name] for name in plan.peer_forms):
+        result.append(Entry(form.name, False, partial(build_peer_flow, peer, form, size), form.compiled))
     if plan.extension is not None:
-        name = "ptlflow, alt_cuda_corr"
-        result += [Entry(_in(name, dtype), False, partial(_alternate, peer, plan.extension, dtype)) for dtype in dtypes]
+        for form in (PeerForm("ptlflow, alt_cuda_corr"), PeerForm("ptlflow, alt_cuda_corr, half", half=True)):
+            result.append(Entry(form.name, False, partial(build_extension_flow, peer, plan.extension, form)))
     return result
 
 
-FORM_NAMES = {"fast": "fast", "module": "module", "module-half": "module, half", "compiled": "compiled, half"}
-
-
-def _in(name: str, dtype: torch.dtype | None) -> str:
-    return name if dtype is None else f"{name}, half"
+FORM_NAMES = {
+    "fast": "fast",
+    "module": "module",
+    "module-half": "module, half",
+    "module-compiled": "module, compiled",
+    "compiled": "compiled, half",
+}
 
 
 def _ours(model: Network, form: str) -> Flow:
-    if form == "compiled":
-        return _compiled(_halved(model))
+    if form in COMPILED_FORMS:
+        return _compiled(_halved(model) if form == "compiled" else model)
     run = PreparedFlowCache(model, "fast") if form == "fast" else _halved(model) if form == "module-half" else model
     return lambda first, second, updates: run(first, second, updates=updates)
 
@@ -233,7 +242,6 @@ def _halved(model: Network) -> Network:
 
 def _compiled(model: Network) -> Flow:
     """Return the module through ``torch.compile``, with CUDA graphs on a GPU. Compiles at the first call."""
-    torch.compiler.reset()
     compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
 
     def flow(first: Tensor, second: Tensor, updates: int) -> Tensor:
@@ -247,53 +255,6 @@ def _compiled(model: Network) -> Flow:
 def _cascaded(model: Network, form: str) -> Flow:
     cascade = Cascade(model if form == "module" else PreparedFlowCache(model, form))
     return lambda first, second, updates: cascade(first, second, updates)
-
-
-def _ptlflow(name: str) -> Any:
-    with silence_output():
-        return importlib.import_module("ptlflow").get_model(name)
-
-
-def _dense(peer: Any, size: tuple[int, int], dtype: torch.dtype | None) -> Flow:
-    pixels = -(-size[0] // STRIDE) * -(-size[1] // STRIDE)
-    if pixels * pixels > DENSE_ELEMENTS:
-        raise TooLarge(f"the volume has {pixels * pixels:.2g} elements; pooling takes at most 2^31")
-    return _of_peer(peer, False, dtype)
-
-
-def _alternate(peer: Any, extension: Any, dtype: torch.dtype | None) -> Flow:
-    module = sys.modules[type(peer).__module__]
-    corr = vars(sys.modules[module.get_corr_block.__module__])
-    if "alt_cuda_corr" not in corr:
-        raise RuntimeError("this version of ptlflow does not use RAFT's compiled extension")
-    flow = _of_peer(peer, True, dtype)
-    lookup = extension if dtype is None else _in_float32(extension)
-
-    def with_extension(first: Tensor, second: Tensor, updates: int) -> Tensor:
-        corr["alt_cuda_corr"] = lookup
-        return flow(first, second, updates)
-
-    return with_extension
-
-
-def _in_float32(extension: Any) -> Any:
-    """Return RAFT's extension with features cast to float32, as RAFT's own code does under autocast."""
-
-    def forward(first: Tensor, second: Tensor, *rest: Any) -> Any:
-        return extension.forward(first.float(), second.float(), *rest)
-
-    return SimpleNamespace(forward=forward)
-
-
-def _of_peer(peer: Any, alternate: bool, dtype: torch.dtype | None) -> Flow:
-    def flow(first: Tensor, second: Tensor, updates: int) -> Tensor:
-        peer.alternate_corr, peer.iters = alternate, updates
-        images = torch.stack((first, second), 1).flip(2)  # it takes blue, green, red
-        with torch.autocast(first.device.type, dtype, enabled=dtype is not None):
-            result: Tensor = peer({"images": images})["flows"][:, 0]
-        return result.float()
-
-    return flow
 
 
 # ---- measuring
@@ -346,13 +307,15 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
         truth = Truth.of(plan, model, (first, second), updates, few)
         true_flow = None if plan.true_flow is None else resized_flow(plan.true_flow, size, plan.device)
         release(plan.device)
-        for entry in entries(plan, method, model, size, note):
+        entrants = entries(plan, method, model, size, note)
+        for entry in entrants:
             note(f"preparing {entry.name}")
             row: dict[str, Any] = {"name": entry.name, "ours": entry.ours, "status": "ok"}
             rows.append(row)
             cascaded = entry.name.endswith("cascaded")
-            right = truth.flow if entry.whole else truth.few.get(cascaded)
-            flow = _admitted(entry, row, (first, second), updates, updates if entry.whole else few, right)
+            right = truth.flow if entry.compiled else truth.few.get(cascaded)
+            with limit_seconds(plan.compile_seconds if entry.compiled else None, "its first call"):
+                flow = _admitted(entry, row, (first, second), updates, updates if entry.compiled else few, right)
             if flow is not None:
                 if truth.flow is not None and not cascaded:
                     row["from_module_px"] = float((flow(first, second, updates) - truth.flow).norm(dim=1).mean())
@@ -362,7 +325,7 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
             release(plan.device)
         clock = clock_of(plan.device)
         timings = interleaved(candidates, plan.repeats, note, clock, plan.patience) if candidates else []
-        if "compiled" in plan.forms:
+        if any(entry.compiled for entry in entrants):
             torch.compiler.reset()  # gives back the memory of the graphs
     for timing in timings:
         row = next(row for row in rows if row["name"] == timing.name)
@@ -400,6 +363,12 @@ def _work(flow: Flow, first: Tensor, second: Tensor, updates: int) -> Callable[[
     return work
 
 
+def count_skipped_graphs() -> int:
+    """Return how often ``torch.compile`` has left out CUDA graphs in this process."""
+    counters: Any = importlib.import_module("torch._dynamo.utils").counters
+    return int(counters["inductor"]["cudagraph_skips"])
+
+
 def _admitted(
     entry: Entry, row: dict[str, Any], pair: tuple[Tensor, Tensor], updates: int, few: int, right: Tensor | None
 ) -> Flow | None:
@@ -410,12 +379,15 @@ def _admitted(
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
+        skipped = count_skipped_graphs()
         start = time.perf_counter()
         flow = entry.make()
         result = flow(*pair, few)
         # Without anything to compare with, finite has to do.
         off = float((result - right).norm() / right.norm()) if right is not None else float(0 * result.sum())
         row["first_call_s"] = time.perf_counter() - start
+        if entry.compiled and on_gpu:
+            row["graphs_skipped"] = count_skipped_graphs() - skipped
         row["check"] = {"error": None if right is None else off, "allowed": ALLOWED, "updates": few}
         if not off <= ALLOWED:
             row |= {
@@ -443,7 +415,7 @@ def report(results: dict[str, Any]) -> list[str]:
         lines += [
             f"{case['label']}, {case['weights']} weights, {case['frames']} frames, on {case['device']}",
             _lookups(case),
-            *(f"  {row['name']:<24}{_row(row)}" for row in case["rows"]),
+            *(f"  {row['name']:<48}{_row(row)}" for row in case["rows"]),
             "",
         ]
     return lines

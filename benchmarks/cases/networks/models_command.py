@@ -19,12 +19,22 @@ if TYPE_CHECKING:
     from benchmarks.cases.networks.models import Plan
 
 METHODS = ("fullfield-s", "raft", "raft-small", "sea-raft-s", "sea-raft-m", "sea-raft-l")
-FORMS = ("fast", "module", "module-half", "compiled")
+FORMS = ("fast", "module", "module-half", "module-compiled", "compiled")
+PEER_FORMS = (
+    "dense",
+    "dense-half",
+    "channels-last",
+    "channels-last-half",
+    "compiled",
+    "compiled-half",
+    "localcorr",
+    "localcorr-triton",
+)
 DESCRIPTION = """\
 Time networks end to end on a pair that is already on the device: our forms and, where it is installed, ptlflow's model
-with the same weights in float32 and in half precision (autocast), with its dense volume and with RAFT's compiled
-extension. Every flow is compared with that of our module in float32 before its time counts; all take turns. The results
-hold peak memory and the positions that were looked up.
+with the same weights in float32 and in half precision (autocast), with its dense volume, compiled, with localcorr's
+lookups and with RAFT's compiled extension. Every flow is compared with that of our module in float32 before its time
+counts; all take turns. The results hold peak memory and the positions that were looked up.
 """
 EPILOG = """\
 examples:
@@ -32,6 +42,7 @@ examples:
   python -m benchmarks models --methods raft-small fullfield-s --updates 12 4 --sizes 1024x436
   python -m benchmarks models --methods sea-raft-m --sizes 8192x3432 --cascade --alt-cuda-corr RAFT/alt_cuda_corr
   python -m benchmarks models --sizes 1920x1080 --updates 12 4 --forms fast module module-half compiled
+  python -m benchmarks models --methods raft --sizes 1920x1080 --updates 12 --peer-forms dense compiled compiled-half
 """
 
 
@@ -58,8 +69,23 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=FORMS,
         default=list(FORMS[:2]),
-        help="ours: prepared in half precision; the plain module in float32, in half precision, and that through "
-        "torch.compile with CUDA graphs, which compiles for half a minute [fast module]",
+        help="ours: prepared in half precision; the plain module in float32, in half precision, and both through "
+        "torch.compile with CUDA graphs (module-compiled, compiled), which compiles for half a minute [fast module]",
+    )
+    who.add_argument(
+        "--peer-forms",
+        nargs="+",
+        choices=PEER_FORMS,
+        default=list(PEER_FORMS[:2]),
+        help="ptlflow's: eager, in channels-last, and through torch.compile with CUDA graphs, each also under autocast "
+        "(-half; compiled-half is in channels-last); with localcorr's lookups in float32 [dense dense-half]",
+    )
+    who.add_argument(
+        "--compile-seconds",
+        type=parse_positive_number,
+        default=120.0,
+        metavar="S",
+        help="give up a compiled form whose first call takes longer [%(default)s]",
     )
     who.add_argument("--no-peers", action="store_true", help="ours alone")
     options.add_extension_option(who)
@@ -120,6 +146,8 @@ def _plan(args: argparse.Namespace, note: Note) -> Plan:
         forms=args.forms,
         cascade=args.cascade,
         peers=not args.no_peers,
+        peer_forms=args.peer_forms,
+        compile_seconds=args.compile_seconds,
         extension=extension,
         weights=_weights(args),
         pair=pair,
