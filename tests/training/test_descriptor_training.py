@@ -25,7 +25,7 @@ from fullfield.training import DescriptorTraining, descriptor, train_descriptor
 from fullfield.training.batches import ExampleExecutor, compute_pair_descriptors, generate_example, iterate_batches
 from fullfield.training.checkpoint import DivergedError
 from fullfield.training.descriptor import compute_mutual_match_precision, contrastive_loss
-from fullfield.training.pairs import synthesize_overlapping_pair
+from fullfield.training.pairs import synthesize_overlapping_pair_if_possible
 from refusals import refuses
 
 SMALL = DescriptorConfig(channels=8, layers=1)
@@ -301,7 +301,7 @@ def test_train_descriptor_uses_posed_pairs(tmp_path: Path, room: np.ndarray) -> 
     actual = train_descriptor(tmp_path / "run", only, posed_pairs=[(source, other, tmp_path / "pose.txt")])
     assert np.isfinite(actual.history[-1].loss)
     draw = np.random.default_rng(0)
-    pair = synthesize_overlapping_pair(room, draw, 300, other + 0.0)
+    pair = synthesize_overlapping_pair_if_possible(room, draw, 300, other + 0.0)
     assert pair is not None
     with pytest.raises(InputError, match=r"posed_pairs\[0\]\[2\]: expected a finite 4×4 matrix"):
         train_descriptor(tmp_path / "bad", only, posed_pairs=[(source, other, np.zeros((3, 3)))])

@@ -15,7 +15,7 @@ from fullfield.training.pairs import (
     _is_visible_from,
     match_mutual_nearest_points,
     sample_synthetic_scene_points,
-    synthesize_overlapping_pair,
+    synthesize_overlapping_pair_if_possible,
 )
 
 Floats = NDArray[np.float64]
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 def pair_of(seed: int, cells: int = 600) -> OverlappingPair:
     draw = np.random.default_rng(seed)
-    pair = synthesize_overlapping_pair(sample_synthetic_scene_points(draw, 20_000), draw, cells)
+    pair = synthesize_overlapping_pair_if_possible(sample_synthetic_scene_points(draw, 20_000), draw, cells)
     assert pair is not None
     return pair
 
@@ -75,13 +75,13 @@ def test_synthesized_pair_depends_on_seed_alone() -> None:
     assert np.array_equal(first.truth, again.truth)
     assert not np.allclose(first.truth, other.truth)
     cloud = sample_room_scan(3)
-    near = synthesize_overlapping_pair(cloud, np.random.default_rng(0), 500)
-    far = synthesize_overlapping_pair(100 * cloud + 5e5, np.random.default_rng(0), 500)
+    near = synthesize_overlapping_pair_if_possible(cloud, np.random.default_rng(0), 500)
+    far = synthesize_overlapping_pair_if_possible(100 * cloud + 5e5, np.random.default_rng(0), 500)
     assert abs(len(near.source.described_rows) - len(far.source.described_rows)) < 5
     assert np.allclose(near.truth, far.truth, atol=1e-3)
     draw = np.random.default_rng(0)
-    assert synthesize_overlapping_pair(np.zeros((5000, 3)), draw) is None
-    assert synthesize_overlapping_pair(draw.random((40, 3)), draw) is None
+    assert synthesize_overlapping_pair_if_possible(np.zeros((5000, 3)), draw) is None
+    assert synthesize_overlapping_pair_if_possible(draw.random((40, 3)), draw) is None
 
 
 def test_match_mutual_nearest_points_returns_mutual_pairs() -> None:

@@ -127,7 +127,7 @@ def _build_computation(
     choice: methods.MethodChoice, size: tuple[int, int]
 ) -> _PairComputation | _PersistentComputation:
     """Return what computes the flow of a pair, prepared for frames of ``size``."""
-    make = getattr(choice.estimator, "create_video_solver", None)
+    make = getattr(choice.estimator, "create_video_solver_if_supported", None)
     solver = make and make(size, _check.check_device(choice.device, "--device"))
     if solver is not None:
         return _PersistentComputation(solver, size, choice.device)

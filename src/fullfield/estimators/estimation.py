@@ -28,7 +28,7 @@ from fullfield.estimators.protocol import (
     may_receive_unchecked_frames,
     queue_flow,
 )
-from fullfield.estimators.refined import SHARED_REFINERS, RefinedDirections, choose_refined_estimator
+from fullfield.estimators.refined import SHARED_REFINERS, RefinedDirections, choose_refined_estimator_if_needed
 from fullfield.estimators.registry import (
     DEFAULT_METHOD,
     DEFAULT_PRESET,
@@ -425,7 +425,9 @@ def _estimate_unchecked_pairs(
         initial_flow = bars.crop(initial_flow)
 
     # Estimate the flow and refine it. The refinement and the reliability need the backward flow as well.
-    refiner = choose_refined_estimator(estimator, pairs.frames[0].device, refine=refine, needs_backward=reliability)
+    refiner = choose_refined_estimator_if_needed(
+        estimator, pairs.frames[0].device, refine=refine, needs_backward=reliability
+    )
     source: Estimator = estimator if refiner is None else refiner
     directions: RefinedDirections | None = None
     if refiner is None:

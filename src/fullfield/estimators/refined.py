@@ -212,10 +212,10 @@ def _create_refiner(config: RefinementConfig, size: SolverSize) -> FlowRefiner:
 
 
 SHARED_REFINERS = SolverPool(partial(_create_refiner, RefinementConfig()))
-"""Refiners of :func:`choose_refined_estimator`, which any estimators share."""
+"""Refiners of :func:`choose_refined_estimator_if_needed`, which any estimators share."""
 
 
-def choose_refined_estimator(
+def choose_refined_estimator_if_needed(
     estimator: Estimator, device: torch.device, *, refine: bool, needs_backward: bool = False
 ) -> RefinedEstimator | None:
     """Return the estimator that refines on ``device``; None if none does.

@@ -99,7 +99,7 @@ class TVL1Estimator(BackendRequest):
             self._used = solver.backend
             return solver.queue(frame1, frame2, initial_flow=initial_flow, progress=progress)
 
-    def create_video_solver(self, size: tuple[int, int], device: torch.device) -> PersistentSolver | None:
+    def create_video_solver_if_supported(self, size: tuple[int, int], device: torch.device) -> PersistentSolver | None:
         """Return a solver for video that keeps frames and flow on the GPU; None if one cannot run with this setting."""
         if self._requested not in (None, "cuda"):
             return None

@@ -19,7 +19,7 @@ from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import Levels, join_batch, prepare_network_levels
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.training.config import DescriptorTraining
-from fullfield.training.pairs import sample_synthetic_scene_points, synthesize_overlapping_pair
+from fullfield.training.pairs import sample_synthetic_scene_points, synthesize_overlapping_pair_if_possible
 from fullfield.training.workers import create_worker_context, exit_with_parent_process
 
 Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
@@ -55,12 +55,12 @@ def generate_example(training: DescriptorTraining, scenes: Scenes, random_stream
     synthetic = not scenes or random_stream[0] == _VALIDATION
     for _ in range(_ATTEMPTS):
         if synthetic or draw.random() < training.synthetic:
-            pair = synthesize_overlapping_pair(
+            pair = synthesize_overlapping_pair_if_possible(
                 sample_synthetic_scene_points(draw, _SYNTHETIC_POINTS * training.cells), draw, training.cells
             )
         else:
             points, other = scenes[int(draw.integers(len(scenes)))]
-            pair = synthesize_overlapping_pair(points, draw, training.cells, other)
+            pair = synthesize_overlapping_pair_if_possible(points, draw, training.cells, other)
         if pair is None:
             continue
         matches = pair.matches

@@ -285,7 +285,7 @@ class OverlappingPair(NamedTuple):
         return apply_transform(self.truth, self.source.points[self.source.described_rows])
 
 
-def synthesize_overlapping_pair(
+def synthesize_overlapping_pair_if_possible(
     points: Floats, rng: np.random.Generator, cells: int = CELLS, other: Floats | None = None
 ) -> OverlappingPair | None:
     """Return two overlapping parts of ``points`` [N, 3], each degraded and turned at random.

@@ -279,7 +279,7 @@ def with_shape(monkeypatch: pytest.MonkeyPatch, *shape: int | bool) -> None:
     monkeypatch.setattr(
         fused,
         "choose_tiling_if_faster",
-        lambda _, height, width, config, __: fused.choose_tiling(height, width, config, shapes[0]),
+        lambda _, height, width, config, __: fused.choose_tiling_if_possible(height, width, config, shapes[0]),
     )
 
 
@@ -378,7 +378,7 @@ def test_only_waiting_kernels_allow_early_launch(arch: str, early: bool) -> None
     """fused_warp.cu waits from sm_90 on, before it reads or writes anything."""
     config, level = TVL1Config(), Level(1, 40, 60, torch.float32, CPU)
     planes, gpu = torch.zeros(3, 1, 2, 40, 64), GpuProperties(0, "", arch, 8, 227 << 10)
-    cut = fused.choose_tiling(40, 60, config, fused.SHAPES[0])
+    cut = fused.choose_tiling_if_possible(40, 60, config, fused.SHAPES[0])
     assert cut is not None
     image, flow, to = planes[0, :, 0], planes[1], build_plane_descriptor(planes[2], 60)
     launch = fused.build_fused_warp_launch(

@@ -18,7 +18,7 @@ from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, TEXTURE
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import PicturePack, create_procedural_pictures
 from fullfield.training.flow.scene import sample_scenes
-from fullfield.training.flow.weather import draw_veils_in_place, sample_veils
+from fullfield.training.flow.weather import draw_veils_in_place, sample_veils_if_any
 from refusals import refuses
 
 SIZE = (40, 56)
@@ -360,7 +360,7 @@ def test_scene_style_veils_change_frames_alone(pictures: PicturePack) -> None:
     assert torch.allclose(create_pairs(1).batch(3, 2).frame2, veiled.frame2[6:], atol=1e-6)
     opened, closed = torch.zeros(1, 3, 60, 80), torch.zeros(1, 3, 60, 80)
     for number in range(10):
-        veils = sample_veils([number], (60, 80), seed=0, style=SceneStyle(veils=1))
+        veils = sample_veils_if_any([number], (60, 80), seed=0, style=SceneStyle(veils=1))
         assert veils is not None
         draw_veils_in_place(opened, closed, veils)
     assert float((opened - closed).abs().mean()) > 0.02

@@ -43,7 +43,7 @@ class SampledMeshes(NamedTuple):
     depth: Floats  # [B, N]: of the layer
     values: dict[str, NDArray[np.generic]]  # fields of MeshPlacement, [B, N, ...]
 
-    def to_placement(self, layers: NDArray[np.int64]) -> MeshPlacement | None:
+    def build_placement_if_any(self, layers: NDArray[np.int64]) -> MeshPlacement | None:
         """Return the placement of the meshes that are on, None without any; ``layers`` [B, N] index their layers."""
         if not self.is_present.any():
             return None

@@ -20,7 +20,7 @@ from fullfield.training.flow.layered.meshes import MeshTable
 from fullfield.training.flow.mesh_shapes import create_procedural_meshes
 from fullfield.training.flow.pictures import PicturePack, create_procedural_pictures
 from fullfield.training.flow.scene import sample_scenes
-from fullfield.training.flow.weather import Veils, draw_veils_in_place, sample_veils
+from fullfield.training.flow.weather import Veils, draw_veils_in_place, sample_veils_if_any
 
 _BLOCK = 8  # of JPEG
 _LUMA = torch.tensor(
@@ -145,7 +145,7 @@ class _SceneSampler:
         numbers = range(batch_index * pair_count, (batch_index + 1) * pair_count)
         counts = {"pictures": self.pictures, "shapes": self.shapes}
         scenes = sample_scenes(numbers, self.size, seed=self.seed, meshes=self.meshes, style=self.style, **counts)
-        veils = sample_veils(numbers, self.size, seed=self.seed, style=self.style) if self.style.veils else None
+        veils = sample_veils_if_any(numbers, self.size, seed=self.seed, style=self.style) if self.style.veils else None
         draw = np.stack([np.random.Generator(np.random.SFC64([self.seed, number, 1])).random(2) for number in numbers])
         steps = np.where(draw[:, 0] < self.compressed, np.exp(draw[:, 1] * math.log(12.0)), 0.0)
         return scenes, veils, torch.from_numpy(steps.astype(np.float32))

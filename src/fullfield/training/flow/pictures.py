@@ -85,13 +85,15 @@ def load_picture_pack(path: str | Path | None, *, size: int = 512, drawn_shapes:
         masks = unpack_masks(np.frombuffer(data, np.uint8).reshape(packed))
         if not squares:
             raise InputError(f"{where}: expected a picture at least, holds silhouettes alone; build it with --pictures")
-        meshes = _read_and_extend_meshes(where, entries.get("meshes", []), file)
+        meshes = _read_and_extend_meshes_if_any(where, entries.get("meshes", []), file)
     drawn = create_procedural_shapes(drawn_shapes, seed=0)
     shapes = torch.from_numpy(np.concatenate([masks, drawn]))
     return PicturePack(torch.from_numpy(np.stack(squares)), shapes, tuple(names), meshes)
 
 
-def _read_and_extend_meshes(path: Path, entries: list[dict[str, Any]], file: zipfile.ZipFile) -> MeshStore | None:
+def _read_and_extend_meshes_if_any(
+    path: Path, entries: list[dict[str, Any]], file: zipfile.ZipFile
+) -> MeshStore | None:
     """Return the meshes of a pack, and procedural ones after them; None if it has none."""
     if not entries:
         return None

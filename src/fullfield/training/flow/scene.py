@@ -316,7 +316,7 @@ def _build_depth_sorted_scenes(
         values[-1][:, LAYERS:, 1] = MESH
     counts = on.sum(1)
     order = np.argsort(np.where(on, depth, np.inf), axis=1, kind="stable")
-    placement = None if meshes is None else meshes.to_placement(np.argsort(order, axis=1)[:, LAYERS:])
+    placement = None if meshes is None else meshes.build_placement_if_any(np.argsort(order, axis=1)[:, LAYERS:])
     order = order[:, : counts.max()]
     scenes = np.arange(len(order))[:, None]
     to_card, centres, to_frame, paint, ordered_ids = (array[scenes, order] for array in values)

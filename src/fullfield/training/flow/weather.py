@@ -78,7 +78,9 @@ def add_haze_and_darkness_in_place(
         light[..., 0] += (1 - transmission)[..., 0]
 
 
-def sample_veils(pair_numbers: Sequence[int], size: tuple[int, int], *, seed: int, style: SceneStyle) -> Veils | None:
+def sample_veils_if_any(
+    pair_numbers: Sequence[int], size: tuple[int, int], *, seed: int, style: SceneStyle
+) -> Veils | None:
     """Draw the veils of these pairs, on the CPU; None if none of them has one."""
     streams = [np.random.Generator(np.random.SFC64([seed, number, _VEIL_STREAM])) for number in pair_numbers]
     pairs = [index for index, stream in enumerate(streams) if stream.random() < style.veils]

@@ -206,7 +206,7 @@ def choose_pipeline_stages(config: KernelConfig, out_code: int, channels_last: b
     return replace(config, stages=min(_MAX_STAGES, free // ((_compute_stage_bytes(config) + 48) * config.teams)))
 
 
-def fit_lookup_config(
+def fit_lookup_config_if_possible(
     config: KernelConfig, out_code: int, channels_last: bool, shared_bytes: int, pixels: int = _SMALL_PIXELS
 ) -> KernelConfig | None:
     """Return the configuration of one kind of result if a block may take ``shared_bytes``; None if it does not fit.
@@ -277,7 +277,7 @@ def _read_sources(*names: str) -> str:
 
 @functools.lru_cache(64)
 def generate_lookup_source(config: KernelConfig, out_code: int, channels_last: bool) -> KernelSource:
-    """Return ``lookup`` that writes the type with code ``out_code``; ``config`` from :func:`fit_lookup_config`."""
+    """Return ``lookup`` that writes the type of ``out_code``; ``config``: :func:`fit_lookup_config_if_possible`."""
     shared = _read_sources("dots.cuh", "sample.cuh")
     build_lookup_source = functools.partial(config.build_source, out=out_code, channels_last=channels_last)
     if not config.hopper:

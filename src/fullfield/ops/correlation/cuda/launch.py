@@ -73,7 +73,7 @@ def _explain_too_large(request: LookupRequest) -> str | None:
         shapes.compute_coords_kernel_shared_bytes(config),
         shapes.compute_multiply_kernel_shared_bytes(own, *shapes.choose_multiply_kernel_blocks(own, shared)),
     )
-    if used_bytes > shared or shapes.fit_lookup_config(config, 0, False, shared) is None:
+    if used_bytes > shared or shapes.fit_lookup_config_if_possible(config, 0, False, shared) is None:
         return f"{request.channels} channels need {less}"
     return None
 
@@ -172,7 +172,7 @@ def list_common_sources(request: LookupRequest) -> list[KernelSource]:
     dtype, scaled = CODES[request.dtype], shapes.is_scaled_to_float16(request, config)
     pooled = 0 if request.pooled and request.levels > MAX_POOLED_LEVELS else dtype
     sources = [shapes.generate_prepare_source(config, pooled, scaled, False)]
-    usual = shapes.fit_lookup_config(config, 0, False, device.shared, count_fmap1_pixels(request))
+    usual = shapes.fit_lookup_config_if_possible(config, 0, False, device.shared, count_fmap1_pixels(request))
     if usual is not None:
         sources.append(shapes.generate_lookup_source(usual, 0, False))
     if request.grad:
@@ -259,7 +259,9 @@ class CudaPair(PreparedPair):
         if dtype in CODES:
             code = CODES[dtype]
             pixels = count_fmap1_pixels(self.request)
-            config = shapes.fit_lookup_config(self._config, code, channels_last, self._device.shared, pixels)
+            config = shapes.fit_lookup_config_if_possible(
+                self._config, code, channels_last, self._device.shared, pixels
+            )
             if config is not None:
                 launch = _LookupLaunch(self.request, config, code, channels_last, self.state)
         self._launches[dtype, channels_last] = launch

@@ -154,7 +154,9 @@ def _divide_side_into_tiles(size: int, size_in_tile: int, overlap: int, alignmen
     return tiles, -(-(size - overlap) // tiles // alignment) * alignment
 
 
-def choose_tiling(height: int, width: int, config: TVL1Config, shape: FusedBlockShape) -> LevelTiling | None:
+def choose_tiling_if_possible(
+    height: int, width: int, config: TVL1Config, shape: FusedBlockShape
+) -> LevelTiling | None:
     """Return the tiling; None if iterations and median reach too far for the shape."""
     margin = config.median // 2
     lead = -(-(config.iterations + margin) // shape.tile_column_alignment) * shape.tile_column_alignment
@@ -209,7 +211,7 @@ def choose_tiling_if_faster(
     for shape in SHAPES:
         if shape.shared_bytes > device.shared or (shape.cluster > 1 and device.capability < CLUSTERS_FROM):
             continue
-        tiling = choose_tiling(height, width, config, shape)
+        tiling = choose_tiling_if_possible(height, width, config, shape)
         if tiling is not None:
             candidates.append((_estimate_warp_time(tiling, batch, config.iterations, device), tiling))
     pixels = batch * height * width / device.processors
