@@ -242,6 +242,14 @@ def test_register_apply_moves_cloud_by_stored_pose(cli: Any, scans: Path) -> Non
     assert cli("register", "--apply", "pose.txt", "c.ply", "-o", "moved.ply").code == 0
     before, after = read_point_cloud(scans / "c.ply"), read_point_cloud(scans / "moved.ply")
     assert np.abs(after.points - before.points @ TRUTH[:3, :3].T - TRUTH[:3, 3]).max() < 0.1
+    ran = cli("register", "a.ply", "b.npy", "--voxel", "0.09", "--json")
+    (scans / "pair.json").write_text(ran.out)
+    for name, pose in (("a.ply", TRUTH), ("c.ply", TRUTH), ("b.npy", np.eye(4))):  # the target stays where it is
+        assert cli("register", "--apply", "pair.json", name, "-o", "moved.ply").code == 0
+        before, after = read_point_cloud(scans / name), read_point_cloud(scans / "moved.ply")
+        assert np.abs(after.points - before.points @ pose[:3, :3].T - pose[:3, 3]).max() < (
+            0.1 if name != "b.npy" else 1e-6
+        )
     for arguments, message in (
         (("--apply", "pose.txt", "c.ply"), "--apply: expected one cloud and --output"),
         (("c.ply",), "CLOUD: expected at least two clouds"),

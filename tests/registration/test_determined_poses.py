@@ -15,6 +15,7 @@ from fullfield.registration.contacts import (
 )
 from fullfield.registration.deformation import describe_scale
 from fullfield.registration.observability import measure_observability
+from fullfield.registration.rivals import find_main_normals
 from fullfield.registration.scan import Scan
 from fullfield.testing import sample_room_scan
 from fullfield.testing.cloud_pairs import (
@@ -203,6 +204,8 @@ def test_register_names_shear_bend_and_repeated_steps(kind: str, seed: int, word
         ("symmetric hall", 13),
         ("symmetric hall", 79086),
         ("symmetric hall", 82064),  # the other pose is found only by a fit that reaches far
+        ("symmetric hall", 89064),  # by votes about the right axis; there, end walls hold only the best pose
+        ("symmetric hall", 710053),  # likewise, with a little less that looks alike
         ("stepped", 79259),
         ("stepped", 83061),  # a tenth contradicts every pose
         ("tunnel", 0),
@@ -213,6 +216,20 @@ def test_register_refuses_pose_that_only_window_ends_determine(kind: str, seed: 
     result = register(pair.source, pair.target)
     assert not result.success
     assert result.confidence < 0.5
+
+
+@pytest.mark.unit
+def test_main_normals_are_those_of_room_whose_floor_has_area_of_its_walls() -> None:
+    draw = np.random.default_rng(0)
+    axes = np.linalg.qr(draw.normal(size=(3, 3)))[0]
+    angle = draw.uniform(0, 2 * np.pi, 300)
+    boxes = np.stack((np.cos(angle), np.sin(angle), 0 * angle), 1)  # stand on the floor, in any direction
+    normals = np.vstack((np.repeat(np.eye(3), 600, axis=0), boxes)) @ axes.T
+    normals += draw.normal(scale=0.1, size=normals.shape)
+    normals /= np.linalg.norm(normals, axis=1)[:, None]
+    cosines = np.abs(find_main_normals(normals) @ axes)
+    assert np.degrees(np.arccos(cosines.max(0))).max() < 1.5
+    assert np.allclose(find_main_normals(normals) @ find_main_normals(normals).T, np.eye(3))
 
 
 def test_surface_ends_are_borders_of_window_and_not_corners_of_room() -> None:

@@ -202,7 +202,12 @@ def _write_transformed_cloud(args: argparse.Namespace) -> int:
 
 
 def _read_pose_of_cloud(path: str, cloud: str) -> NDArray[np.float64]:
-    """Read a pose, the one of ``cloud`` where the file is what ``register --json`` printed for several clouds."""
+    """Read a pose, the one of ``cloud`` where the file is what ``register --json`` printed.
+
+    Of two clouds, the target has no pose of its own: it stays where it is.
+    """
+    import numpy as np
+
     from fullfield.io.pointcloud import orthonormalize_pose
     from fullfield.registration import read_pose
 
@@ -213,15 +218,21 @@ def _read_pose_of_cloud(path: str, cloud: str) -> NDArray[np.float64]:
         printed = json.loads(Path(path).read_text("utf-8"))
         if "poses" not in printed:
             pose = printed["transform"]
+            if pose is not None and "target" in printed and _is_same_file(printed["target"], cloud):
+                pose = np.eye(4)
         else:
             poses = {one["cloud"]: one["pose"] for one in printed["poses"]}
-            names = [name for name in poses if Path(name).resolve() == Path(cloud).resolve()]
+            names = [name for name in poses if _is_same_file(name, cloud)]
             if not names:
                 raise InputError(f"CLOUD: expected one of {', '.join(poses)}, whose poses {path} has, got {cloud}")
             pose = poses[names[0]]
     if pose is None:
         raise InputError(f"{path}: expected an accepted pose of {cloud}, got none")
     return orthonormalize_pose(pose, path)
+
+
+def _is_same_file(first: str, second: str) -> bool:
+    return Path(first).resolve() == Path(second).resolve()
 
 
 def _write_pose(path: str, pose: NDArray[np.float64]) -> None:

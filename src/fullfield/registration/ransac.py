@@ -67,7 +67,7 @@ def search_pose_hypotheses(
         target_edges = np.linalg.norm(target[triples[:, i]] - target[triples[:, j]], axis=1)
         shorter, longer = np.minimum(source_edges, target_edges), np.maximum(source_edges, target_edges)
         keep &= (shorter >= EDGE_RATIO * longer) & (shorter >= 2 * threshold)
-    triples = np.unique(np.sort(triples[keep], axis=1), axis=0)
+    triples = _select_distinct_triples(triples[keep], len(source))
     if not len(triples):
         return []
     poses = fit_rigid_transforms(source[triples], target[triples])
@@ -118,6 +118,16 @@ def estimate_scale_from_matches(
     return float(scales[is_close][_count_inliers(poses[is_close], source, target, threshold).argmax()])
 
 
+def _select_distinct_triples(triples: Ints, count: int) -> Ints:
+    """Return the distinct triples [K, 3] of numbers below ``count``, each sorted, in order."""
+    if count**3 > np.iinfo(np.int64).max:
+        return np.unique(np.sort(triples, axis=1), axis=0)
+    low, middle, high = np.sort(triples, axis=1).T
+    keys = np.sort((low * count + middle) * count + high)  # np.unique of rows takes many times as long
+    keys = keys[np.diff(keys, prepend=-1) > 0]
+    return np.stack((keys // count**2, keys // count % count, keys % count), 1)
+
+
 def _count_inliers(poses: Floats, source: Floats, target: Floats, threshold: float) -> Ints:
     """Count the matches that each pose brings within the threshold, one coordinate at a time for speed."""
     counts = np.empty(len(poses), np.int64)
@@ -140,13 +150,16 @@ def _select_distinct_hypotheses(
 ) -> list[Hypothesis]:
     """Fit the first poses to their inliers, and leave out those that move the matches as a better one does."""
     distinct: list[Hypothesis] = []
-    transformed: list[Floats] = []
+    homogeneous = np.hstack((source, np.ones((len(source), 1))))
+    moments = homogeneous.T @ homogeneous / len(source)  # give the RMS distance between poses without a look at points
 
-    def is_new(ends: Floats) -> bool:
-        return all(np.sqrt(((ends - other) ** 2).sum(1).mean()) >= 2 * threshold for other in transformed)
+    def is_new(pose: Floats) -> bool:
+        differences = np.array([pose[:3] - other.transform[:3] for other in distinct]).reshape(-1, 4)
+        squares = ((differences @ moments) * differences).reshape(-1, 12).sum(1)
+        return bool((squares >= (2 * threshold) ** 2).all())
 
     for pose in poses[: 16 * max_count]:
-        if not is_new(apply_transform(pose, source)):
+        if not is_new(pose):
             continue
         transform, inliers = pose, 0
         for _ in range(_REFITS):
@@ -154,10 +167,8 @@ def _select_distinct_hypotheses(
             if is_inlier.sum() < max(3, inliers):
                 break
             transform, inliers = fit_rigid_transforms(source[is_inlier], target[is_inlier]), int(is_inlier.sum())
-        ends = apply_transform(transform, source)
-        if is_new(ends):
+        if is_new(transform):
             distinct.append(Hypothesis(transform, int(_count_inliers(transform[None], source, target, threshold)[0])))
-            transformed.append(ends)
         if len(distinct) == max_count:
             break
     return sorted(distinct, key=lambda h: -h.inliers)

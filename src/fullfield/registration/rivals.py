@@ -44,7 +44,9 @@ _FACTOR, _DIFFERENCE = 1.5, 0.05  # between descriptors that are alike and those
 _ELSEWHERE = 6.0  # distance from a point from which its copies are looked for
 _COPIED, _TRIPLES, _MOTIONS = 600, 10_000, 6  # points, RANSAC's triples and results of the match with itself
 _THRESHOLD = 1.5  # of RANSAC
-_SIMILAR, _VOTING_CELL, _SHIFTS_WITHOUT_TURN = 10, 3.0, 4  # partners of a point, edge, and shifts that are looked at
+_SIMILAR, _VOTING_CELL, _VOTER_CELL = 10, 3.0, 5.0  # partners of a point, edges of cells of shifts and of their voters
+_SHIFTS_WITHOUT_TURN = 4  # that are looked at; one for each turn
+_AXIS_STEPS = 5  # until the main normals settle
 _ANGLES = np.radians((60, 72, 90, 120, 144, 180, 216, 240, 270, 288, 300))
 _SAMPLED, _SCREENED = 800, 300  # points for a fit, and for a look whether it is worth one
 _MAX_DISTANCE, _MIN_CLOSE_FRACTION = 3.0, 0.2  # voxels to a point that is near, share of points that are
@@ -53,6 +55,8 @@ _MIN_AGREEING_FRACTION = 0.65  # of the near points, whose normals agree
 _WIDE_REACHES, _REACHES = (4.0, 4.0, 3.5, 3.0), (3.0, 2.5, 2.0, 2.0, 2.0)  # of a fit to few points, and to more
 _MIN_TOUCHING, _MIN_CONSTRAINT, _MOST = 20, 0.1, 0.6
 """Points whose constraints are measured, the weakest one over that of the best pose, and confirmed share without it."""
+_DETERMINED, _PER_MARGIN = 4.0, 30.0
+"""Significance of a weakest constraint that is no noise, and over the margin of a rival that counts by itself."""
 _MIN_DISTANCE, _SAME, _SAME_BASIN = 4.0, 2.0, 1.0
 """RMS between where the best pose and a rival bring the points, two equal rivals, and two that a fit would unite."""
 
@@ -116,7 +120,7 @@ def find_rivals(
     planes, sampled_rows = Planes.from_scan(target), comparison.list_sampled_indices(_STEP)
     sampled_agreement = best_agreement.select_points(sampled_rows)
     motions = _find_motions_onto_copies(windows.points[0], target, seed)
-    min_constraint = _MIN_CONSTRAINT * _measure_weakest_constraint(
+    best_constraint = _measure_weakest_constraint(
         transform, source, target, best_agreement.confirmed & best_agreement.is_surrounded
     )
     rivals, compared = list[Rival](), list[Floats]()
@@ -141,7 +145,8 @@ def find_rivals(
             rival = _compare_rival_with_best(refined, agreement, best_agreement, windows)
         if rival.confirmed < _MOST:
             constraint = _measure_weakest_constraint(refined, source, target, agreement.confirmed)
-            if constraint < min_constraint:
+            is_determined = constraint >= max(_DETERMINED, _PER_MARGIN * rival.margin)
+            if constraint < _MIN_CONSTRAINT * best_constraint and not is_determined:
                 continue
         rivals.append(rival)
     return rivals
@@ -235,29 +240,42 @@ def _find_motions_onto_copies(source_points: Floats, target: Scan, seed: int) ->
     ends = target.points[rows], target.points[unlikeness.argmin(1)]
     hypotheses = search_pose_hypotheses(*ends, _THRESHOLD, iterations=_TRIPLES, seed=seed, max_count=_MOTIONS)
     partners = np.argpartition(unlikeness, _SIMILAR, axis=1)[:, :_SIMILAR]
-    voted = _find_motions_by_votes(target, np.repeat(rows, _SIMILAR), partners.ravel())
+    voted = _find_motions_by_votes(target, rows, partners)
     return [hypothesis.transform for hypothesis in hypotheses] + voted
 
 
 def _find_motions_by_votes(target: Scan, rows: Ints, partners: Ints) -> list[Floats]:
-    """Return the shifts, and the turns each with a shift, that bring most points of the target to their partners.
+    """Return the shifts, and the turns each with a shift, that bring most parts of the target to their partners.
 
     Points along an edge all look alike, so a triple hardly ever holds three true partners; a shift needs only one.
+    Points of one small cell have one vote, or two edges of one box would outvote the rest of a room.
     """
+    places, _ = _list_cells(target.points[rows].T, _VOTER_CELL)
+    voters = np.repeat(np.unique(places, return_inverse=True)[1], partners.shape[1])
+    points, partner_points = target.points[rows].T, np.moveaxis(target.points[partners], 2, 0).copy()
     motions = list[Floats]()
     for number, rotation in enumerate((np.eye(3), *_list_rotations_about_main_normals(target))):
-        shifts = target.points[partners] - target.points[rows] @ rotation.T
-        low = shifts.min(0)
-        cells = np.floor((shifts - low) / _VOTING_CELL).astype(np.int64)
-        numbers = np.ravel_multi_index(tuple(cells.T), tuple(cells.max(0) + 1))
-        _, firsts, votes = np.unique(numbers, return_index=True, return_counts=True)
-        for first in firsts[np.argsort(-votes, kind="stable")[: 1 if number else _SHIFTS_WITHOUT_TURN]]:
-            middle = low + (cells[first] + 0.5) * _VOTING_CELL
-            is_near = ((shifts - middle) ** 2).sum(1) <= _VOTING_CELL**2
+        shifts = (partner_points - (rotation @ points)[:, :, None]).reshape(3, -1)
+        cells, shape = _list_cells(shifts, _VOTING_CELL)
+        ballots = np.sort(cells * len(rows) + voters)  # np.unique takes many times as long
+        ballots = ballots[np.diff(ballots, prepend=-1) > 0] // len(rows)
+        starts = np.flatnonzero(np.diff(ballots, prepend=-1))
+        votes = np.diff(starts, append=len(ballots))
+        for start in starts[np.argsort(-votes, kind="stable")[: 1 if number else _SHIFTS_WITHOUT_TURN]]:
+            cell = np.array(np.unravel_index(ballots[start], shape))
+            x, y, z = shifts - (shifts.min(1) + (cell + 0.5) * _VOTING_CELL)[:, None]
+            is_near = x * x + y * y + z * z <= _VOTING_CELL**2
             motion = np.eye(4)
-            motion[:3, :3], motion[:3, 3] = rotation, np.median(shifts[is_near], axis=0)
+            motion[:3, :3], motion[:3, 3] = rotation, np.median(shifts[:, is_near], axis=1)
             motions.append(motion)
     return motions
+
+
+def _list_cells(coordinates: Floats, edge: float) -> tuple[Ints, tuple[int, ...]]:
+    """Return the numbers [N] of the cubic cells of points [3, N], and the numbers of cells along x, y and z."""
+    x, y, z = (((values - values.min()) / edge).astype(np.int64) for values in coordinates)
+    shape = int(x.max()) + 1, int(y.max()) + 1, int(z.max()) + 1
+    return (x * shape[1] + y) * shape[2] + z, shape
 
 
 def _compute_squared_distances(first: Floats, second: Floats) -> Floats:
@@ -267,6 +285,18 @@ def _compute_squared_distances(first: Floats, second: Floats) -> Floats:
 
 
 def _list_rotations_about_main_normals(target: Scan) -> list[Floats]:
-    """Return rotations [3, 3] about the main directions of the normals."""
-    axes = np.linalg.eigh(target.normals.T @ target.normals)[1].T
-    return [convert_to_rotation_matrix(angle * axis) for axis in axes for angle in _ANGLES]
+    return [convert_to_rotation_matrix(angle * axis) for axis in find_main_normals(target.normals) for angle in _ANGLES]
+
+
+def find_main_normals(normals: Floats) -> Floats:
+    """Return the three directions [3, 3], at right angles, along which most of the ``normals`` [N, 3] lie.
+
+    Principal directions alone are wrong where a room's floor has the area of its walls, because every direction between
+    the two is as good. So they are turned until normals lie along them as closely as they can (quartimax).
+    """
+    axes = np.linalg.eigh(normals.T @ normals)[1]
+    for _ in range(_AXIS_STEPS):
+        left, _, right = np.linalg.svd(normals.T @ (normals @ axes) ** 3)
+        axes = left @ right
+    directions: Floats = axes.T
+    return directions
