@@ -21,7 +21,7 @@ from fullfield.io.oiio import (
     write_and_verify_uncompressed_exr,
 )
 from fullfield.io.scanlines import HEAD, NamedPlane, Scanlines, pack_channels_into_scanlines
-from fullfield.io.transfer import encode_srgb_in_place
+from fullfield.io.transfer import encode_srgb_inplace
 from fullfield.io.vectors import pack_layers_into_scanlines, pack_layers_into_scanlines_on_device
 from fullfield.io.windows import FrameWindow
 
@@ -154,7 +154,7 @@ def test_read_frame_in_bands_equals_whole(tmp_path: Path, packing: str, monkeypa
     with open_source(path) as source:
         (band,) = [band for _, band in source.iterate_bands(source.get_first_part(), [0, 1, 2], (0, 301), "float")]
     expected = band.transpose(2, 0, 1).copy()
-    encode_srgb_in_place(expected)
+    encode_srgb_inplace(expected)
     np.testing.assert_allclose(whole.numpy(), expected, atol=1e-6)
     monkeypatch.setattr(oiio, "_BAND_PIXELS_ALONE", 40)
     monkeypatch.setattr(image, "_LOOKED_UP", 97)

@@ -13,7 +13,7 @@ from PIL import Image
 from fullfield import InputError
 from fullfield.io import read_frame, transfer
 from fullfield.io.names import OCIO_TRANSFERS, TRANSFERS
-from fullfield.io.transfer import choose_in_place_curve_if_needed, decode_srgb_in_place, encode_srgb_in_place
+from fullfield.io.transfer import choose_inplace_curve_if_needed, decode_srgb_inplace, encode_srgb_inplace
 
 pytestmark = pytest.mark.unit
 
@@ -142,7 +142,7 @@ def test_read_frame_converts_primaries(tmp_path: Path) -> None:
 
 def test_choose_display_curve_if_needed_knows_every_short_name() -> None:
     for name in TRANSFERS:
-        choose_in_place_curve_if_needed(name, "srgb")
+        choose_inplace_curve_if_needed(name, "srgb")
     assert {space.lower() for space in OCIO_TRANSFERS.values()} <= transfer._list_lowercase_ocio_names(
         transfer.OCIO_CONFIG
     )
@@ -216,29 +216,29 @@ def test_read_frame_refuses_infinite_light(tmp_path: Path) -> None:
         read_frame(path, transfer="cineon")
 
 
-def test_decode_srgb_in_place_is_inverse_of_encoding() -> None:
+def test_decode_srgb_inplace_is_inverse_of_encoding() -> None:
     encoded = np.concatenate([np.linspace(0, 1, 4096), np.linspace(1, 30, 500)]).astype(np.float32)
     light = encoded.copy()
-    decode_srgb_in_place(light)
+    decode_srgb_inplace(light)
     assert np.allclose(light, to_linear(encoded.astype(np.float64)), rtol=2e-6, atol=1e-9)
-    encode_srgb_in_place(light)
+    encode_srgb_inplace(light)
     assert np.allclose(light, encoded, rtol=2e-6, atol=1e-7)
 
 
-def test_encode_srgb_in_place_is_independent_of_position() -> None:
+def test_encode_srgb_inplace_is_independent_of_position() -> None:
     light = samples((100_003,))
     whole = light.copy()
-    encode_srgb_in_place(whole)
+    encode_srgb_inplace(whole)
     for start, stop, step in ((1, 1000, 1), (3, 100_003, 7), (77_777, 77_790, 1)):
         piece = light[start:stop:step].copy()
-        encode_srgb_in_place(piece)
+        encode_srgb_inplace(piece)
         assert np.array_equal(piece, whole[start:stop:step])
 
 
 def test_choose_display_curve_if_needed_returns_none_for_identity() -> None:
-    assert choose_in_place_curve_if_needed("srgb", "linear") is None
-    assert choose_in_place_curve_if_needed("auto", "srgb") is None
-    assert choose_in_place_curve_if_needed("auto", "linear") is encode_srgb_in_place
+    assert choose_inplace_curve_if_needed("srgb", "linear") is None
+    assert choose_inplace_curve_if_needed("auto", "srgb") is None
+    assert choose_inplace_curve_if_needed("auto", "linear") is encode_srgb_inplace
 
 
 @pytest.mark.parametrize("transfer", ["srgb", "linear", "cineon"])

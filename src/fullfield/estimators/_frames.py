@@ -272,9 +272,9 @@ def _convert_to_display_referred(pixel_values: Tensor, name: str, transfer: str)
     _check.require(is_valid, name, "dtype uint8, uint16 or floating", pixel_values)
     to_display = None
     if transfer != "auto":
-        from fullfield.io.transfer import choose_in_place_curve_if_needed
+        from fullfield.io.transfer import choose_inplace_curve_if_needed
 
-        to_display = choose_in_place_curve_if_needed(transfer, auto_transfer="srgb")
+        to_display = choose_inplace_curve_if_needed(transfer, auto_transfer="srgb")
     if to_display is None:
         return pixel_values
     converted = _scale_integers_to_unit_range(pixel_values.cpu()).clone()  # the curves work on arrays

@@ -30,7 +30,7 @@ from fullfield.io.oiio import (
     open_source,
     write_and_verify_picture,
 )
-from fullfield.io.transfer import decode_srgb_in_place
+from fullfield.io.transfer import decode_srgb_inplace
 from fullfield.io.windows import Box, FrameWindow
 
 RAW_SUFFIXES = (".exr", ".tif", ".tiff", ".png")
@@ -67,7 +67,7 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
         planes = read_pfm_planes(where)
         names = ("R", "G", "B") if len(planes) == 3 else ("Y",)
         picture = ChannelPicture(torch.from_numpy(planes), names, "float")
-        return _zero_nonfinite_in_place_and_mark_valid(where, picture, [*range(len(names))], None, mask)
+        return _zero_nonfinite_inplace_and_mark_valid(where, picture, [*range(len(names))], None, mask)
     with open_source(where) as source:
         part, indices = _choose_color_part(source)
         spec = part.spec
@@ -85,7 +85,7 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
             torch.from_numpy(planes), part.channels, value_type, window, list_inherited_attributes(spec)
         )
         judged = _add_alpha_indices(part.channels, indices)
-        picture = _zero_nonfinite_in_place_and_mark_valid(
+        picture = _zero_nonfinite_inplace_and_mark_valid(
             where, picture, judged, source if exr else None, mask, part.data_window if exr else None
         )
         straight = bool(spec.get_int_attribute("oiio:UnassociatedAlpha"))
@@ -95,7 +95,7 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
     return picture
 
 
-def _zero_nonfinite_in_place_and_mark_valid(
+def _zero_nonfinite_inplace_and_mark_valid(
     path: Path,
     picture: ChannelPicture,
     color_and_alpha_indices: list[int],
@@ -170,7 +170,7 @@ def write_all_channels(path: PathLike, picture: ChannelPicture) -> None:
     attributes: dict[str, str | int | float] = {} if suffix == ".png" else {"compression": "zip"}
     others = [index for index in range(len(picture.channels)) if index != picture.alpha]
     if suffix == ".exr" and is_integer:
-        _convert_srgb_to_linear_in_place(planes, others, picture.alpha)
+        _convert_srgb_to_linear_inplace(planes, others, picture.alpha)
     elif suffix != ".exr" and picture.alpha is not None:
         alpha = planes[picture.alpha]
         planes[others] = np.where(alpha > 0, planes[others] / np.where(alpha > 0, alpha, 1), 0)
@@ -188,9 +188,9 @@ def write_all_channels(path: PathLike, picture: ChannelPicture) -> None:
         write_and_verify_picture(temporary, kind, pixels, picture.channels, header)
 
 
-def _convert_srgb_to_linear_in_place(planes: NDArray[np.float32], color_indices: list[int], alpha: int | None) -> None:
+def _convert_srgb_to_linear_inplace(planes: NDArray[np.float32], color_indices: list[int], alpha: int | None) -> None:
     """Convert sRGB-encoded colour, multiplied by alpha, to light multiplied by alpha, in place."""
     over = np.ones_like(planes[0]) if alpha is None else planes[alpha]
     colour = (planes[color_indices] / np.where(over > 0, over, 1)).astype(np.float32)
-    decode_srgb_in_place(colour)
+    decode_srgb_inplace(colour)
     planes[color_indices] = colour * over

@@ -36,8 +36,8 @@ from fullfield.io.transfer import (
     Curve,
     Planes,
     build_half_float_table_if_possible,
-    choose_in_place_curve_if_needed,
-    decode_srgb_in_place,
+    choose_inplace_curve_if_needed,
+    decode_srgb_inplace,
 )
 from fullfield.io.windows import Box, FrameWindow, Window, check_window_argument, resolve_window_to_box
 
@@ -131,10 +131,8 @@ class FrameReader:
         kind, _ = detect_format_and_size(where)
         if kind == "pfm":
             _refuse_parts_and_layers_of_pfm(where, self.part, self.layer)
-            pixels = _zero_nonfinite_in_place_and_mark(plain.read_pfm_planes(where))
-            _apply_display_curve_in_place(
-                where, choose_in_place_curve_if_needed(self.transfer, "linear"), pixels.planes
-            )
+            pixels = _zero_nonfinite_inplace_and_mark(plain.read_pfm_planes(where))
+            _apply_display_curve_inplace(where, choose_inplace_curve_if_needed(self.transfer, "linear"), pixels.planes)
             return self._assemble_frame(where, pixels, None, None, ())
         with open_source(where) as source:
             part, colour = find_color_channels(source, self.part, self.layer)
@@ -233,7 +231,7 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
     require_uint8_or_uint16_if_integer(path, forms)
     value_type = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
     full = {"uint8": 255, "uint16": 65535}.get(value_type, 1)
-    to_display = choose_in_place_curve_if_needed(reader.transfer, _choose_auto_transfer(source.kind, spec, forms))
+    to_display = choose_inplace_curve_if_needed(reader.transfer, _choose_auto_transfer(source.kind, spec, forms))
 
     frame: Box = resolve_window_to_box(window, part.data_window, part.display_window)
     if not isinstance(window, tuple):
@@ -268,8 +266,8 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
             slab *= pixels[..., -1].astype(np.float32) / np.float32(full)
         if full == 1 and not np.isfinite(slab).all():
             dead = np.zeros(shape[1:], np.bool_) if dead is None else dead
-            dead[area] = _zero_nonfinite_pixels_in_place(slab)
-        _apply_display_curve_in_place(path, to_display, slab)
+            dead[area] = _zero_nonfinite_pixels_inplace(slab)
+        _apply_display_curve_inplace(path, to_display, slab)
     if planes is None:  # nothing of the picture is in the box
         planes = np.zeros(shape, np.float32)
     if dead is not None:
@@ -279,15 +277,15 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
     return _Pixels(rotate_upright(planes, orientation), *masks)
 
 
-def _zero_nonfinite_in_place_and_mark(planes: Planes) -> _Pixels:
+def _zero_nonfinite_inplace_and_mark(planes: Planes) -> _Pixels:
     """Set values that are not finite to 0, and mark them."""
     if np.isfinite(planes).all():
         return _Pixels(planes)
-    dead = _zero_nonfinite_pixels_in_place(planes)
+    dead = _zero_nonfinite_pixels_inplace(planes)
     return _Pixels(planes, ~dead, dead)
 
 
-def _zero_nonfinite_pixels_in_place(planes: Planes) -> Mask:  # [C, H, W] -> [H, W]
+def _zero_nonfinite_pixels_inplace(planes: Planes) -> Mask:  # [C, H, W] -> [H, W]
     """Set pixels with NaN or infinity to 0, in place, and return where they are."""
     dead = ~np.isfinite(planes).all(axis=0)
     planes[:, dead] = 0
@@ -324,7 +322,7 @@ def _find_straight_alpha_channel(part: ImagePart, colour: list[int]) -> int | No
     return None
 
 
-def _apply_display_curve_in_place(path: Path, curve: Curve | None, planes: Planes) -> None:
+def _apply_display_curve_inplace(path: Path, curve: Curve | None, planes: Planes) -> None:
     if curve is None:
         return
     curve(planes)
@@ -395,7 +393,7 @@ def _convert_to_interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:
 def _convert_srgb_to_linear(pixels: NDArray[Any]) -> NDArray[Any]:
     full = {"uint8": 255, "uint16": 65535}.get(str(pixels.dtype), 1)
     light = np.array(pixels, np.float32) / np.float32(full)
-    decode_srgb_in_place(light)
+    decode_srgb_inplace(light)
     require(bool(np.isfinite(light).all()), "image", "values whose light is finite", "larger ones")
     return light
 

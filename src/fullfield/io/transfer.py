@@ -28,7 +28,7 @@ _LINEAR_SPACES = (
 )
 
 
-def choose_in_place_curve_if_needed(transfer: str, auto_transfer: str) -> Curve | None:
+def choose_inplace_curve_if_needed(transfer: str, auto_transfer: str) -> Curve | None:
     """Return the function from stored to sRGB-encoded values; None where they are the same.
 
     Args:
@@ -41,9 +41,9 @@ def choose_in_place_curve_if_needed(transfer: str, auto_transfer: str) -> Curve 
     if name == "srgb":
         return None
     if name == "linear":
-        return encode_srgb_in_place
+        return encode_srgb_inplace
     if name == "cineon":
-        return _convert_cineon_to_srgb_in_place
+        return _convert_cineon_to_srgb_inplace
     if name in OCIO_TRANSFERS:
         return _build_ocio_curve(OCIO_TRANSFERS[name], OCIO_CONFIG)
     return _build_ocio_curve(name, os.environ.get("OCIO") or OCIO_CONFIG)
@@ -56,7 +56,7 @@ def build_half_float_table_if_possible(curve: Curve | None) -> Planes | None:
     NaN for those that are not finite. None for a curve of OpenColorIO, because it mixes channels. A lookup takes a
     tenth of the time.
     """
-    if curve not in (None, encode_srgb_in_place, _convert_cineon_to_srgb_in_place):
+    if curve not in (None, encode_srgb_inplace, _convert_cineon_to_srgb_inplace):
         return None
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     values = halves.astype(np.float32)
@@ -69,7 +69,7 @@ def build_half_float_table_if_possible(curve: Curve | None) -> Planes | None:
     return values
 
 
-def encode_srgb_in_place(light: Planes) -> None:
+def encode_srgb_inplace(light: Planes) -> None:
     """IEC 61966-2-1, in place: negative light becomes 0, light above 1 follows the curve on."""
     # NumPy, not torch: there, a value's last bit depends on its place in the array and on the thread count.
     np.maximum(light, 0, out=light)
@@ -81,8 +81,8 @@ def encode_srgb_in_place(light: Planes) -> None:
     light[toe] = low
 
 
-def decode_srgb_in_place(values: Planes) -> None:
-    """Apply the inverse of :func:`encode_srgb_in_place` in place."""
+def decode_srgb_inplace(values: Planes) -> None:
+    """Apply the inverse of :func:`encode_srgb_inplace` in place."""
     np.maximum(values, 0, out=values)
     toe = values <= 0.04045
     low = values[toe] / np.float32(12.92)
@@ -93,7 +93,7 @@ def decode_srgb_in_place(values: Planes) -> None:
     values[toe] = low
 
 
-def _convert_cineon_to_srgb_in_place(planes: Planes) -> None:
+def _convert_cineon_to_srgb_inplace(planes: Planes) -> None:
     """Kodak's printing density: code 95 of 1023 is black, 685 white, 0.002 density a code, gamma 0.6."""
     per_code = 0.002 / 0.6
     black = 10.0 ** ((95 - 685) * per_code)
@@ -104,7 +104,7 @@ def _convert_cineon_to_srgb_in_place(planes: Planes) -> None:
         np.power(np.float32(10), planes, out=planes)
     planes -= np.float32(black)
     planes /= np.float32(1 - black)
-    encode_srgb_in_place(planes)
+    encode_srgb_inplace(planes)
 
 
 def _build_ocio_curve(space: str, config: str) -> Curve:
@@ -121,7 +121,7 @@ def _build_ocio_curve(space: str, config: str) -> Curve:
     if linear.lower() not in names:
         raise InputError(f"OCIO: the configuration {config!r} has no linear Rec.709 space and no scene_linear role")
 
-    def convert_to_srgb_in_place(planes: Planes) -> None:
+    def convert_to_srgb_inplace(planes: Planes) -> None:
         colour = np.ascontiguousarray(np.broadcast_to(planes, (3, *planes.shape[1:])).transpose(1, 2, 0))
         buffer = oiio.ImageBuf(colour)
         if not oiio.ImageBufAlgo.colorconvert(buffer, buffer, space, linear, False, colorconfig=config):
@@ -130,9 +130,9 @@ def _build_ocio_curve(space: str, config: str) -> Curve:
             )
         light = np.asarray(buffer.get_pixels(oiio.FLOAT), np.float32).transpose(2, 0, 1)
         planes[:] = light if len(planes) == 3 else light[1:2]
-        encode_srgb_in_place(planes)
+        encode_srgb_inplace(planes)
 
-    return convert_to_srgb_in_place
+    return convert_to_srgb_inplace
 
 
 @lru_cache(maxsize=4)

@@ -215,10 +215,10 @@ def read_flow_direction(
     where, read_options = Path(path), read_options or FlowReadOptions()
     arguments = read_options.build_read_arguments(direction)
     if where.suffix.lower() != ".exr":
-        return _set_invalid_vectors_to_nan_in_place(*read_flow(where, **arguments))
+        return _set_invalid_vectors_to_nan_inplace(*read_flow(where, **arguments))
     if "channels" not in arguments and "layer" not in arguments:
         arguments["layer"] = direction
-    return _set_invalid_vectors_to_nan_in_place(
+    return _set_invalid_vectors_to_nan_inplace(
         *read_flow_optionally_masked(where, **arguments, window=window, use_valid_channel=False)
     )
 
@@ -237,7 +237,7 @@ def read_flow_layers(path: PathLike, read_options: FlowReadOptions | None = None
         count = 2 if len(read_options.channels or ()) == 4 else 1
         return {name: read_flow_direction(where, name, read_options) for name in DIRECTIONS[:count]}
     if where.suffix.lower() != ".exr":
-        return {"forward": _set_invalid_vectors_to_nan_in_place(*read_flow(where))}
+        return {"forward": _set_invalid_vectors_to_nan_inplace(*read_flow(where))}
     layers: dict[str, Tensor] = {}
     for name in list_flow_and_mask_layers(where):
         layers[name] = read_flow_direction(where, name) if name in DIRECTIONS else read_motion_plane(where, name)
@@ -246,13 +246,13 @@ def read_flow_layers(path: PathLike, read_options: FlowReadOptions | None = None
             is_blender = exr.has_blender_vectors(source)
         if is_blender:
             return layers | {name: read_flow_direction(where, name) for name in DIRECTIONS}
-        layers["forward"] = _set_invalid_vectors_to_nan_in_place(
+        layers["forward"] = _set_invalid_vectors_to_nan_inplace(
             *read_flow_optionally_masked(where, use_valid_channel=False)
         )  # bare u and v, or the complaint
     return layers
 
 
-def _set_invalid_vectors_to_nan_in_place(flow: Tensor, valid: Tensor) -> Tensor:
+def _set_invalid_vectors_to_nan_inplace(flow: Tensor, valid: Tensor) -> Tensor:
     """Set vectors that are not known to NaN, in place."""
     return flow.masked_fill_(~valid, float("nan"))
 

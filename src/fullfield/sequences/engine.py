@@ -292,7 +292,7 @@ class ShotEngine:
             is_whole = result.tensors[direction].shape[-2:] == size
             bars = None if is_whole else self._find_bars(number, number + offset, number)
             if bars is not None:
-                _surround_with_bars_in_place(result, direction, bars)
+                _surround_with_bars_inplace(result, direction, bars)
         return result
 
     def _list_directions_with_flow(self, result: FrameResult) -> list[str]:
@@ -553,7 +553,7 @@ class ShotEngine:
         return self._changes[pair]
 
 
-def _surround_with_bars_in_place(result: FrameResult, direction: str, bars: Bars) -> None:
+def _surround_with_bars_inplace(result: FrameResult, direction: str, bars: Bars) -> None:
     """Surround the planes of a direction, which are those of the picture between bars, with the bars."""
     result.bars[direction] = bars
     for name, value in ((direction, 0.0), (f"occlusion.{direction}", 1.0), (f"confidence.{direction}", 0.0)):

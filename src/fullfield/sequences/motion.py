@@ -150,11 +150,11 @@ def interpolate_picture(
     if not bool(visible.all()):
         is_empty = ~(first.any(0) | second.any(0) | visible)
         picture = interpolate_unknown_pixels(picture, visible).masked_fill_(is_empty, 0.0)
-    _replace_by_local_median_in_place(picture, visible & (support < _MIN_SUPPORT))
+    _replace_by_local_median_inplace(picture, visible & (support < _MIN_SUPPORT))
     return InterpolatedPicture(picture, visible)
 
 
-def _replace_by_local_median_in_place(picture: Tensor, selected: Tensor) -> None:
+def _replace_by_local_median_inplace(picture: Tensor, selected: Tensor) -> None:
     """Replace the selected pixels [H, W] by the medians of the 3 x 3 pixels around them, in place."""
     height, width = selected.shape
     rows, columns = selected.nonzero(as_tuple=True)

@@ -24,7 +24,7 @@ from fullfield.io.image import FrameReader
 from fullfield.io.names import STACK_SUFFIXES, get_separate_mask_file
 from fullfield.io.oiio import Attribute
 from fullfield.io.stacks import count_pictures, read_picture_of_stack
-from fullfield.io.transfer import choose_in_place_curve_if_needed
+from fullfield.io.transfer import choose_inplace_curve_if_needed
 from fullfield.io.windows import FrameWindow, Window, merge_frame_windows
 from fullfield.sequences.names import FrameFiles, find_frame_files, format_mask_name, parse_frames, select_frames
 
@@ -344,7 +344,7 @@ class VideoPlates(Plates):
         self, frame_files: FrameFiles, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any
     ) -> None:
         self._path = frame_files.text
-        self._curve = choose_in_place_curve_if_needed(transfer or "auto", auto_transfer="srgb")
+        self._curve = choose_inplace_curve_if_needed(transfer or "auto", auto_transfer="srgb")
         self._lock = threading.Lock()
         stamp = read_stamp(self._path)
         self._identity = None if stamp is None else FileIdentity(stamp, compute_sampled_checksum(self._path))

@@ -63,7 +63,7 @@ def create_blank_picture(height: int, width: int) -> Tensor:
     return torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
 
 
-def draw_text_in_place(
+def draw_text_inplace(
     image: Tensor,
     text: str,
     position: tuple[float, float],

@@ -12,7 +12,7 @@ from fullfield.viz._pixels import (
     FLOATS,
     check_flow,
     create_blank_picture,
-    draw_text_in_place,
+    draw_text_inplace,
     iterate_row_blocks,
     mark_valid_vectors,
 )
@@ -89,7 +89,7 @@ def draw_error_legend(width: int = 512, *, max_error: float | None = None) -> Te
         x = margin + (width - 2 * margin - 1) * octave / _OCTAVES
         image[:, height // 16 + bar : height // 16 + bar + max(2, height // 16), round(x)] = 150
         text = _format_error_after_halvings(top, _OCTAVES - octave) + (" px" if octave == _OCTAVES else "")
-        draw_text_in_place(image, text, (x, height * 0.79), height * 0.34, anchor="mm")
+        draw_text_inplace(image, text, (x, height * 0.79), height * 0.34, anchor="mm")
     return image
 
 

@@ -81,11 +81,11 @@ def draw_overlay(
         strength = opacity * visible.float()
         image[:, rows] = (grey * (1 - strength) + tinted * strength).round().to(torch.uint8)
     if arrow_step:
-        _draw_arrows_in_place(image, flow, valid, scale, arrow_step)
+        _draw_arrows_inplace(image, flow, valid, scale, arrow_step)
     return image
 
 
-def _draw_arrows_in_place(image: Tensor, flow: Tensor, valid: Tensor | None, max_motion: float, step: int) -> None:
+def _draw_arrows_inplace(image: Tensor, flow: Tensor, valid: Tensor | None, max_motion: float, step: int) -> None:
     """Draw one arrow in each cell of the grid. It stays inside its cell, so that a pixel belongs to one arrow only."""
     height, width = image.shape[-2:]
     middle = step // 2

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, create_blank_picture, draw_text_in_place
+from fullfield.viz._pixels import BACKGROUND, create_blank_picture, draw_text_inplace
 
 _TARGET = (112, 118, 128)
 _SCALE = ((43, 92, 255), (0, 190, 255), (190, 245, 150), (255, 190, 40), (255, 38, 38))  # small errors to large ones
@@ -43,7 +43,7 @@ def draw_alignment(
         return image.permute(2, 0, 1).contiguous()
     views = _compute_view_axes(target.double())
     seen = points[finite] @ views.T
-    _draw_points_in_place(image, seen - (seen.amin(0) + seen.amax(0)) / 2, paint[finite])
+    _draw_points_inplace(image, seen - (seen.amin(0) + seen.amax(0)) / 2, paint[finite])
     return image.permute(2, 0, 1).contiguous()
 
 
@@ -61,7 +61,7 @@ def _compute_view_axes(cloud: Tensor) -> Tensor:
     return turned
 
 
-def _draw_points_in_place(image: Tensor, points: Tensor, colors: Tensor) -> None:
+def _draw_points_inplace(image: Tensor, points: Tensor, colors: Tensor) -> None:
     """Draw points [N, 3] (right, up, near) into uint8 [H, W, 3]."""
     height, width = image.shape[:2]
     area = (1 - 2 * _MARGIN) * torch.tensor([width, height], dtype=torch.float64)
@@ -102,5 +102,5 @@ def draw_alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
         (width / 2, f"{max_error / 2:.3g}", "mm"),
         (width - margin, f"{max_error:.3g}+", "rm"),
     ):
-        draw_text_in_place(image, text, (x, height * 0.77), height * 0.36, anchor=anchor)
+        draw_text_inplace(image, text, (x, height * 0.77), height * 0.36, anchor=anchor)
     return image

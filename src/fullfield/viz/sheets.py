@@ -12,7 +12,7 @@ from fullfield import _check
 from fullfield.viz._pixels import (
     check_image,
     create_blank_picture,
-    draw_text_in_place,
+    draw_text_inplace,
     load_font,
     shorten_text_to_width,
 )
@@ -55,25 +55,25 @@ def draw_sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width
             left = gap + column * (cell + gap)
             panel, picture = panels[index], pictures[index]
             key = panel[2] if len(panel) == 3 else None
-            _draw_title_in_place(result[:, top : top + title, left : left + cell], panel[0], key)
+            _draw_title_inplace(result[:, top : top + title, left : left + cell], panel[0], key)
             across = left + (cell - picture.shape[-1]) // 2
-            _paste_picture_in_place(result, picture, across, top + title)
+            _paste_picture_inplace(result, picture, across, top + title)
         top += title + height + gap
     return result
 
 
-def _draw_title_in_place(strip: Tensor, name: str, legend: Tensor | None) -> None:
+def _draw_title_inplace(strip: Tensor, name: str, legend: Tensor | None) -> None:
     """Draw a name at the left and a legend at the right of uint8 ``[3, H, W]``."""
     height, width = strip.shape[-2:]
     free_width = float(width)
     if legend is not None:
         small = _downscale_picture(legend, min(height / legend.shape[-2], 0.6 * width / legend.shape[-1]))
-        _paste_picture_in_place(strip, small, width - small.shape[-1], (height - small.shape[-2]) // 2)
+        _paste_picture_inplace(strip, small, width - small.shape[-1], (height - small.shape[-2]) // 2)
         free_width -= small.shape[-1] + 0.2 * height
     size = min(height * 0.6, max(10.0, width / 30))
     while size > 9 and load_font(size).getlength(name) > free_width:
         size *= 0.94
-    draw_text_in_place(strip, shorten_text_to_width(name, size, free_width), (0, height / 2), size)
+    draw_text_inplace(strip, shorten_text_to_width(name, size, free_width), (0, height / 2), size)
 
 
 def _downscale_picture(picture: Tensor, factor: float) -> Tensor:
@@ -90,6 +90,6 @@ def _downscale_picture(picture: Tensor, factor: float) -> Tensor:
     return torch.from_numpy(np.array(small)).permute(2, 0, 1)
 
 
-def _paste_picture_in_place(onto: Tensor, picture: Tensor, left: int, top: int) -> None:
+def _paste_picture_inplace(onto: Tensor, picture: Tensor, left: int, top: int) -> None:
     height, width = picture.shape[-2:]
     onto[:, top : top + height, left : left + width] = picture

@@ -11,7 +11,7 @@ from fullfield import _check
 from fullfield.viz._pixels import (
     check_flow,
     create_blank_picture,
-    draw_text_in_place,
+    draw_text_inplace,
     iterate_row_blocks,
     load_font,
     mark_valid_vectors,
@@ -117,7 +117,7 @@ def draw_wheel_legend(size: int = 256, max_motion: float | None = None) -> Tenso
     image = create_blank_picture(size, size + extra_width)
     image[:, :, :size] = (colors * cover + image[:, :, :size] * (1 - cover)).round().to(torch.uint8)
     if text:
-        draw_text_in_place(image, text, (size * 1.05, size / 2), letters)
+        draw_text_inplace(image, text, (size * 1.05, size / 2), letters)
     return image
 
 

@@ -294,7 +294,7 @@ def test_persistent_solver_equals_tvl1_solver(video: list[Tensor], precision: st
         torch.testing.assert_close(flow, cold[number], **tolerance)
 
 
-def test_persistent_solver_writes_in_place_without_synchronizing(video: list[Tensor]) -> None:
+def test_persistent_solver_writes_inplace_without_synchronizing(video: list[Tensor]) -> None:
     solver = PersistentSolver((1, 3, 90, 131), QUICK)
     want = [solver.step(frame) for frame in video]
     channels_last = [Foreign(f.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)) for f in video]

@@ -18,7 +18,7 @@ from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, TEXTURE
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import PicturePack, create_procedural_pictures
 from fullfield.training.flow.scene import sample_scenes
-from fullfield.training.flow.weather import draw_veils_in_place, sample_veils_if_any
+from fullfield.training.flow.weather import draw_veils_inplace, sample_veils_if_any
 from refusals import refuses
 
 SIZE = (40, 56)
@@ -362,5 +362,5 @@ def test_scene_style_veils_change_frames_alone(pictures: PicturePack) -> None:
     for number in range(10):
         veils = sample_veils_if_any([number], (60, 80), seed=0, style=SceneStyle(veils=1))
         assert veils is not None
-        draw_veils_in_place(opened, closed, veils)
+        draw_veils_inplace(opened, closed, veils)
     assert float((opened - closed).abs().mean()) > 0.02

@@ -83,8 +83,8 @@ class CpuRefiner:
                 for start in range(0, config.iterations, _DEPTH):
                     self._run_inner_iterations(min(_DEPTH, config.iterations - start))
                 if warp < config.warps - 1:
-                    self._filter_flow_in_place(self._filter_by_median)
-            self._filter_flow_in_place(partial(self._filter_by_weighted_median, len(colours)))
+                    self._filter_flow_inplace(self._filter_by_median)
+            self._filter_flow_inplace(partial(self._filter_by_weighted_median, len(colours)))
         flow = np.empty((2, self._height, self._width), np.float32)
         where = (self._state, level.size, level.pitch, self._width)
         self._run_kernel_over_row_strips(
@@ -147,7 +147,7 @@ class CpuRefiner:
         )
         run_tasks([partial(self._k.iterate_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
-    def _filter_flow_in_place(self, kernel: Callable[[Plane, int, int], None]) -> None:
+    def _filter_flow_inplace(self, kernel: Callable[[Plane, int, int], None]) -> None:
         """Filter the flow into the scratch planes, and put it back."""
         level, k = self._level, self._k
         scratch = self._state[k.PLANES * level.size :]

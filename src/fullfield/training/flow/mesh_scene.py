@@ -240,11 +240,11 @@ def _sample_materials(
             colours[..., material, 1 + 6 * frame : 4 + 6 * frame] = factor * light[..., None]
             colours[..., material, 4 + 6 * frame : 7 + 6 * frame] = offset * light[..., None]
         colours[..., material, 0] = smooth
-    _replace_textures_by_colors_in_place(rng, colours, gain, style)
+    _replace_textures_by_colors_inplace(rng, colours, gain, style)
     return np.floor(picture_ids).astype(np.int32), colours.astype(np.float32)
 
 
-def _replace_textures_by_colors_in_place(rng: _MeshRandom, colours: Floats, gain: Floats, style: SceneStyle) -> None:
+def _replace_textures_by_colors_inplace(rng: _MeshRandom, colours: Floats, gain: Floats, style: SceneStyle) -> None:
     """Give some meshes one colour for each material, in place; all that shows their form is the light."""
     plain = rng.draw_uniform() < style.plain_meshes
     for material in range(MATERIALS):

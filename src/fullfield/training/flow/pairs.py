@@ -20,7 +20,7 @@ from fullfield.training.flow.layered.meshes import MeshTable
 from fullfield.training.flow.mesh_shapes import create_procedural_meshes
 from fullfield.training.flow.pictures import PicturePack, create_procedural_pictures
 from fullfield.training.flow.scene import sample_scenes
-from fullfield.training.flow.weather import Veils, draw_veils_in_place, sample_veils_if_any
+from fullfield.training.flow.weather import Veils, draw_veils_inplace, sample_veils_if_any
 
 _BLOCK = 8  # of JPEG
 _LUMA = torch.tensor(
@@ -102,7 +102,7 @@ class PairGenerator:
             scenes = scenes.map_tensors(self._copy_to_device)
         frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size, totals=totals)
         if veils is not None:
-            draw_veils_in_place(frame1, frame2, Veils(*map(self._copy_to_device, veils)))
+            draw_veils_inplace(frame1, frame2, Veils(*map(self._copy_to_device, veils)))
         if steps.any():
             frame1, frame2 = self._compress_pairs_with_steps(frame1, frame2, steps)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)

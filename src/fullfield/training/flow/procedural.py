@@ -239,17 +239,17 @@ def _draw_bricks(stream: RandomStream, size: int) -> Field:
 def _draw_speckles(stream: RandomStream, size: int) -> Field:
     """Draw specks of many sizes on a ground, as stars, gravel or seeds."""
     colour = _map_to_palette(draw_noise(stream, size, 3.0, 3), _draw_palette(stream, 2))
-    return _draw_discs_in_place(stream, colour, stream.draw_integer(150, 500), 0.003, 0.02)
+    return _draw_discs_inplace(stream, colour, stream.draw_integer(150, 500), 0.003, 0.02)
 
 
 def _draw_leaves(stream: RandomStream, size: int) -> Field:
     """Draw discs that hide each other, radii by a power law as in natural pictures (Lee, Mumford, Huang, IJCV 2001)."""
-    return _draw_discs_in_place(
+    return _draw_discs_inplace(
         stream, np.ones((size, size, 3)) * _draw_palette(stream, 1)[0], stream.draw_integer(250, 500), 0.008, 0.3
     )
 
 
-def _draw_discs_in_place(
+def _draw_discs_inplace(
     stream: RandomStream, picture: Field, count: int, min_radius: float, max_radius: float
 ) -> Field:
     size = len(picture)

@@ -36,13 +36,13 @@ class Ranks:
         """Return whether this process writes and prints."""
         return self.rank == 0
 
-    def sum_tensor_in_place(self, tensor: Tensor) -> Tensor:
+    def sum_tensor_inplace(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place."""
         if self.count > 1:
             distributed.all_reduce(tensor)
         return tensor
 
-    def average_tensors_in_place(self, tensors: Sequence[Tensor]) -> None:
+    def average_tensors_inplace(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its mean over all processes; one message for all of them."""
         if self.count == 1:
             return
@@ -52,7 +52,7 @@ class Ranks:
         pieces = torch.split(joined, [value.numel() for value in tensors])
         torch._foreach_copy_(list(tensors), [p.view_as(v) for p, v in zip(pieces, tensors, strict=True)])
 
-    def broadcast_from_first_in_place(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast_from_first_inplace(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by the first process's."""
         if self.count > 1:
             for value in tensors:

@@ -37,7 +37,7 @@ from fullfield.training.flow.scene_draw import (
     multiply_matrix_vector,
 )
 from fullfield.training.flow.scene_geometry import SceneGeometry
-from fullfield.training.flow.weather import add_haze_and_darkness_in_place
+from fullfield.training.flow.weather import add_haze_and_darkness_inplace
 
 _SAMPLING = np.array([0.6180339887, 0.7548776662])  # steps, pixels, that spread an exposure's samples over the pixel
 _STILL_INSTANTS = 4  # samples of a pixel without motion blur
@@ -104,7 +104,7 @@ def sample_scenes(
             pair_numbers, bodies, meshes, seed=seed, pictures=pictures, relative_size=unit, style=style
         )
     if style.haze or style.dark:
-        add_haze_and_darkness_in_place(pair_numbers, bodies, paint, background, drawn, seed=seed, style=style)
+        add_haze_and_darkness_inplace(pair_numbers, bodies, paint, background, drawn, seed=seed, style=style)
     return _build_depth_sorted_scenes(bodies, drawn, times, paint, ids, floats, instants, seeds)
 
 

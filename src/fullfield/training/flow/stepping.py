@@ -174,9 +174,7 @@ class TrainingStepper:
         self.device = self._parameters[0].device
         if training.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.ranks.broadcast_from_first_in_place(
-            [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
-        )
+        self.ranks.broadcast_from_first_inplace([tensor.detach() for tensor in (*model.parameters(), *model.buffers())])
         self.average = AveragedWeights(model, training.average)
         self.fold_biases_into_norms()
         self.optimizer = torch.optim.AdamW(
@@ -235,13 +233,13 @@ class TrainingStepper:
         weight = self._one
         if self.ranks.count > 1:  # the mean over all processes' pixels, not over the processes' means
             pixels = valid.sum().clamp(min=1).float()
-            weight = self.ranks.count * pixels / self.ranks.sum_tensor_in_place(pixels.clone())
+            weight = self.ranks.count * pixels / self.ranks.sum_tensor_inplace(pixels.clone())
         loss, error = self._compute_gradients_loss_and_error(frame1, frame2, batch.flow, valid, weight)
         for parameter in self._parameters if self.ranks.count > 1 else ():
             if parameter.grad is None:  # this process's pairs did not reach it
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        self.ranks.average_tensors_in_place([*gradients, loss, error])
+        self.ranks.average_tensors_inplace([*gradients, loss, error])
         self._update_weights(gradients, loss, error, step_number, learning_rate, before)
 
     def _compute_gradients_loss_and_error(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:

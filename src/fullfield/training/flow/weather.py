@@ -33,7 +33,7 @@ class Veils(NamedTuple):
     colour: Tensor  # [K, 3] float32
 
 
-def add_haze_and_darkness_in_place(
+def add_haze_and_darkness_inplace(
     pair_numbers: Sequence[int],
     geometry: SceneGeometry,
     paint: Floats,  # [B, L, PAINT]
@@ -56,7 +56,7 @@ def add_haze_and_darkness_in_place(
         transmission: Floats = np.exp(-attenuation[:, None] * (distance - 3 * start[:, None]).clip(min=0))[..., None]
         return transmission
 
-    def fade_in_place(colours: Floats, transmission: Floats) -> None:
+    def fade_inplace(colours: Floats, transmission: Floats) -> None:
         """Fade factors and offsets [..., 12] of the colours in both frames."""
         per_scene = [1] * (colours.ndim - 2)
         colours *= transmission
@@ -65,7 +65,7 @@ def add_haze_and_darkness_in_place(
         colours *= exposure.reshape(-1, *per_scene, 1)
 
     transmission = transmit(np.linalg.norm(geometry.centre, axis=-1))
-    fade_in_place(paint[..., COLOURS : COLOURS + 12], transmission)
+    fade_inplace(paint[..., COLOURS : COLOURS + 12], transmission)
     paint[..., LIGHT : LIGHT + 6] *= transmission
     background[is_hazy] = haze[is_hazy].clip(0, 1)
     background *= exposure[:, None]
@@ -73,7 +73,7 @@ def add_haze_and_darkness_in_place(
         values: dict[str, Any] = meshes.values
         pose, colours, light = (values[name] for name in ("pose", "colours", "light"))
         transmission = transmit(np.linalg.norm(pose[:, :, 0, :, 3], axis=-1))[..., None]
-        fade_in_place(colours[..., 1:], transmission)
+        fade_inplace(colours[..., 1:], transmission)
         light *= transmission
         light[..., 0] += (1 - transmission)[..., 0]
 
@@ -149,7 +149,7 @@ def _sample_coverage_and_color(uniform: Iterator[Floats]) -> tuple[Tensor, Tenso
 
 
 @torch.no_grad()
-def draw_veils_in_place(frame1: Tensor, frame2: Tensor, veils: Veils) -> None:
+def draw_veils_inplace(frame1: Tensor, frame2: Tensor, veils: Veils) -> None:
     """Draw veils over frames [B, 3, H, W] on their device, in place."""
     with torch.autocast(frame1.device.type, enabled=False):
         for index, frame in enumerate((frame1, frame2)):
