@@ -25,10 +25,15 @@ from fullfield.estimators.protocol import (
     Estimator,
     Progress,
     check_estimator,
+    find_queue_method,
     may_receive_unchecked_frames,
-    queue_flow,
 )
-from fullfield.estimators.refined import SHARED_REFINERS, RefinedDirections, choose_refined_estimator_if_needed
+from fullfield.estimators.refined import (
+    SHARED_REFINERS,
+    QueuedDirections,
+    RefinedDirections,
+    choose_refined_estimator_if_needed,
+)
 from fullfield.estimators.registry import (
     DEFAULT_METHOD,
     DEFAULT_PRESET,
@@ -429,38 +434,45 @@ def _estimate_unchecked_pairs(
         estimator, pairs.frames[0].device, refine=refine, needs_backward=reliability
     )
     source: Estimator = estimator if refiner is None else refiner
-    directions: RefinedDirections | None = None
-    if refiner is None:
-        queued = queue_flow(estimator, *pairs.frames, initial_flow=initial_flow, progress=progress)
+    both: QueuedDirections | None = None
+    queue = find_queue_method(estimator) if refiner is None else None
+    if pairs.value_check is not None and queue is None:
+        pairs.value_check.measure()
+    if queue is not None:
+        queued = queue(*pairs.frames, initial_flow=initial_flow, progress=progress)
+    elif refiner is None:
+        queued = QueuedFlow(estimator(*pairs.frames, initial_flow=initial_flow, progress=progress))
     else:
-        directions = refiner.estimate_both_directions(
+        both = refiner.queue_both_directions(
             *pairs.frames, initial_flow=initial_flow, log_scale=reliability, progress=progress
         )
-        queued = QueuedFlow(directions.forward)
+        queued = QueuedFlow(both.directions.forward, both.check)
     flow = queued.flow
-    if pairs.value_check is not None:
-        pairs.value_check.measure()
+    if pairs.value_check is not None and queue is not None:
+        pairs.value_check.measure()  # behind the flow, which the GPU began at once
     flow = _interpolate_invalid_vectors(flow, pairs.valid[0])
 
     # Judge where the flow is occluded and how probably it is right.
-    stages = {} if directions is None else dict(directions.seconds)
-    judged = None
-    if reliability and directions is not None:
+    judged, judging_seconds = None, {}
+    if reliability and both is not None:
+        both.check()
         judging_started_at = time.perf_counter()
-        judged = _compute_occlusion_and_confidence(pairs, flow, directions)
-        stages["reliability"] = time.perf_counter() - judging_started_at
+        judged = _compute_occlusion_and_confidence(pairs, flow, both.directions)
+        judging_seconds["reliability"] = time.perf_counter() - judging_started_at
 
     # Check the flow. This waits for the device, so what is to be computed there is queued before.
     flow = _convert_flow(flow, source, pairs.frames[0])
     everywhere = torch.ones(flow.shape[2:], dtype=torch.bool, device=flow.device).expand(len(flow), -1, -1)
     extremes = torch.stack(torch.aminmax(flow))
+    parameters = dict(source.parameters)
     queued.check()
     _check_finite_flow(flow, extremes, source)
     seconds = time.perf_counter() - started_at
     _log_estimation(source, flow, seconds)
 
     # Return the flow of each pair with how it was computed.
-    origin = source.method, source.backend, dict(source.parameters), seconds, window
+    origin = source.method, source.backend, parameters, seconds, window
+    stages = {} if both is None else {**both.directions.seconds, **judging_seconds}
     valid = everywhere if pairs.valid[0] is None else pairs.valid[0]
     if bars is not None:
         flow, valid = bars.pad(flow, 0.0), bars.pad(valid, False)

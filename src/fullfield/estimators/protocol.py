@@ -105,14 +105,11 @@ def may_receive_unchecked_frames(estimator: Estimator) -> bool:
     return bool(getattr(estimator, "accepts_unchecked_frames", False))
 
 
-def queue_flow(estimator: Estimator, frame1: Tensor, frame2: Tensor, **options: Any) -> QueuedFlow:
-    """Estimate the flow as a call does, but without waiting for the GPU if the estimator has a method ``queue``."""
-    queue: Callable[..., QueuedFlow] | None = getattr(estimator, "queue", None)
-    # A subclass that overrides the call alone is called.
+def find_queue_method(estimator: Estimator) -> Callable[..., QueuedFlow] | None:
+    """Return the estimator's method that does not wait for the GPU; None if it has none or overrides its call alone."""
     definer = next(kind for kind in type(estimator).__mro__ if "__call__" in vars(kind))
-    if queue is None or "queue" not in vars(definer):
-        return QueuedFlow(estimator(frame1, frame2, **options))
-    return queue(frame1, frame2, **options)
+    method: Callable[..., QueuedFlow] | None = getattr(estimator, "queue", None) if "queue" in vars(definer) else None
+    return method
 
 
 def get_requested_backend(estimator: Estimator) -> str | None:

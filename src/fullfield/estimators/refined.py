@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +23,41 @@ from fullfield.estimators.protocol import (
 )
 from fullfield.ops.tvl1 import FlowRefiner
 from fullfield.ops.tvl1.config import RefinementConfig
+from fullfield.ops.tvl1.frames import QueuedFlow
 
 # Share of each direction in the progress of a call; the rest is the refinement.
 _DIRECTION = 0.48
+
+
+class _StageClock:
+    """Clock of consecutive stages. On a GPU it counts between events, so that the next stage is queued meanwhile."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stages: list[str] = []
+        self._marks = [self._mark()]
+
+    def end_stage(self, name: str) -> None:
+        """Count the time since the previous stage as that of stage ``name``."""
+        self._stages.append(name)
+        self._marks.append(self._mark())
+
+    def read_seconds(self) -> dict[str, float]:
+        """Return the seconds of every stage; waits for the end of the last one."""
+        if self._device.type != "cuda":
+            return {name: end - start for name, (start, end) in zip(self._stages, pairwise(self._marks), strict=True)}
+        self._marks[-1].synchronize()
+        return {
+            name: start.elapsed_time(end) / 1e3
+            for name, (start, end) in zip(self._stages, pairwise(self._marks), strict=True)
+        }
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
 
 class RefinedDirections(NamedTuple):
@@ -38,6 +71,23 @@ class RefinedDirections(NamedTuple):
     """Seconds of each step."""
     log_scale: Tensor | None = None
     """[B, H, W]: the estimator's own logarithm of the error of the forward flow, in pixels, if it has one."""
+
+
+class QueuedDirections:
+    """Both directions of a pair, of which a GPU may still be computing the refinement."""
+
+    def __init__(self, directions: RefinedDirections, check_flow: Callable[[], None], clock: _StageClock) -> None:
+        self._directions, self._check_flow, self._clock = directions, check_flow, clock
+
+    @property
+    def directions(self) -> RefinedDirections:
+        """The directions, with the seconds of their stages after :meth:`check`."""
+        return self._directions
+
+    def check(self) -> None:
+        """Wait for the refinement; InputError as :class:`fullfield.ops.tvl1.FlowRefiner` raises it."""
+        self._check_flow()
+        self._directions = self._directions._replace(seconds=self._clock.read_seconds())
 
 
 class RefinedEstimator(WrappingEstimator):
@@ -153,15 +203,25 @@ class RefinedEstimator(WrappingEstimator):
         The backward flow serves the refinement and the reliability. A network computes it in less time than the forward
         flow, at a lower quality (``estimate_with_rough_backward``). Without ``log_scale`` there may be none.
         """
-        seconds: dict[str, float] = {}
+        queued = self.queue_both_directions(
+            frame1, frame2, initial_flow=initial_flow, log_scale=log_scale, progress=progress
+        )
+        queued.check()
+        return queued.directions
+
+    def queue_both_directions(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        *,
+        initial_flow: Tensor | None = None,
+        log_scale: bool = True,
+        progress: Progress | None = None,
+    ) -> QueuedDirections:
+        """Do as :meth:`estimate_both_directions` does, but wait for the refinement on a GPU only in ``check``."""
         self._device = frame1.device
-
-        def record_stage_seconds(name: str, started_at: float) -> None:
-            if frame1.device.type == "cuda":
-                torch.cuda.synchronize(frame1.device)
-            seconds[name] = time.perf_counter() - started_at
-
-        started_at, scale, still = time.perf_counter(), None, None
+        check: Callable[[], None] = lambda: None  # noqa: E731 - of no refinement
+        clock, scale, still = _StageClock(frame1.device), None, None
         both_progress = _map_progress_to_range(progress, 0.0, 2 * _DIRECTION)
         rough_backward = find_rough_backward_method(self.estimator)
         bidirectional = find_bidirectional_method(self.estimator)
@@ -170,41 +230,46 @@ class RefinedEstimator(WrappingEstimator):
         both = None if guided or bidirectional is None else bidirectional(frame1, frame2, **options)
         if guided is not None:
             flow, backward, still, scale = guided
-            record_stage_seconds("bidirectional", started_at)
+            clock.end_stage("bidirectional")
         elif both is not None:
             flow, backward, scale = both.forward, both.backward, both.log_scales and both.log_scales[0]
-            record_stage_seconds("bidirectional", started_at)
+            clock.end_stage("bidirectional")
         else:
             flow = self.estimator(
                 frame1, frame2, initial_flow=initial_flow, progress=_map_progress_to_range(progress, 0.0)
             )
-            record_stage_seconds("forward", started_at)
-            started_at = time.perf_counter()
+            clock.end_stage("forward")
             backward = self.estimator(frame2, frame1, progress=_map_progress_to_range(progress, _DIRECTION))
-            record_stage_seconds("backward", started_at)
+            clock.end_stage("backward")
         if self.should_refine(frame1.device):
-            started_at = time.perf_counter()
             if progress is not None:
                 progress(2 * _DIRECTION, "refinement")
-            flow = self._refine_all_areas(frame1, frame2, flow, backward)
+            flow, check = self._queue_refinement_of_all_areas(frame1, frame2, flow, backward)
             still = find_still_areas(frame1, frame2) if guided is None else still
             flow = flow if still is None else still.zero_still_flow(flow)
-            record_stage_seconds("refinement", started_at)
+            clock.end_stage("refinement")
         if progress is not None:
             progress(1.0, "refinement")
-        return RefinedDirections(flow, backward, seconds, scale)
+        return QueuedDirections(RefinedDirections(flow, backward, {}, scale), check, clock)
 
     def refine(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
         """Refine a given flow; arguments as for :class:`fullfield.ops.tvl1.FlowRefiner`."""
-        refined, still = self._refine_all_areas(frame1, frame2, flow, backward), find_still_areas(frame1, frame2)
+        queued, still = (
+            self._queue_refinement_of_all_areas(frame1, frame2, flow, backward),
+            find_still_areas(frame1, frame2),
+        )
+        queued.check()
+        refined = queued.flow
         return refined if still is None else still.zero_still_flow(refined)
 
-    def _refine_all_areas(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None) -> Tensor:
+    def _queue_refinement_of_all_areas(
+        self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None
+    ) -> QueuedFlow:
         """Refine a given flow, also in areas that agree."""
         size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, flow.dtype)
         with self._refiners.borrow_solver(size) as refiner:
             self._refiner_backend = refiner.backend
-            return refiner(frame1, frame2, flow, backward)
+            return refiner.queue(frame1, frame2, flow, backward)
 
 
 def _create_refiner(config: RefinementConfig, size: SolverSize) -> FlowRefiner:

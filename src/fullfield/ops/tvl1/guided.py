@@ -18,6 +18,7 @@ from fullfield.ops.tvl1.config import JUDGED, RefinementConfig
 from fullfield.ops.tvl1.frames import (
     BRIGHTEST,
     FINITE_FLOW,
+    QueuedFlow,
     add_device_index,
     check_and_detach_frame,
     check_finite,
@@ -103,6 +104,12 @@ class FlowRefiner:
         round earned by letting the frames' gradients fit better (``least_fall``, ``passes_fall``). Raises InputError
         for tensors of another size, type or device than the refiner's, and for values that are NaN or infinite.
         """
+        queued = self.queue(frame1, frame2, flow, backward)
+        queued.check()
+        return queued.flow
+
+    def queue(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> QueuedFlow:
+        """Do as a call does, but wait for a GPU and look at its flags only in the result's ``check``."""
         first, second = self._check_and_convert_frame(frame1, "frame1"), self._check_and_convert_frame(frame2, "frame2")
         _check.require(frame1.shape == frame2.shape, "frame2", f"shape {list(frame1.shape)} like frame1", frame2)
         prior = self._check_and_convert_flow(flow, "flow", len(first))
@@ -111,10 +118,9 @@ class FlowRefiner:
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             if self._cuda is None:
-                return self._run_all_passes(first, second, prior, back)
+                return QueuedFlow(self._run_all_passes(first, second, prior, back))
             refined, flags = self._cuda(first, second, prior, back)
-            self._raise_flagged_error(int(flags))
-            return refined
+        return QueuedFlow(refined, lambda: self._raise_flagged_error(int(flags)))
 
     def _run_all_passes(self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None) -> Tensor:
         """Run all passes over checked tensors, on the CPU or by the reference."""
