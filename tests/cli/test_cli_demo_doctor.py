@@ -203,7 +203,7 @@ def test_doctor_lists_backend_of_each_operator(cli: Any, monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("quickly")
 def test_doctor_lists_gpu_backends_of_point_operators(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli("doctor", "--json").json["operators"]["neighbors"]["backend"] == "cpu"
-    monkeypatch.setattr("fullfield.cli.doctor._list_gpus", lambda: ["cuda:0"])
+    monkeypatch.setattr("fullfield.cli.doctor._list_gpu_devices", lambda: ["cuda:0"])
     monkeypatch.setattr("fullfield.ops.correlation.list_backends", lambda _: [("cuda", None)])
     monkeypatch.setattr("fullfield.models.prepared.explain_no_half_precision", lambda _: None)
     monkeypatch.setattr("fullfield.ops.neighbors.list_backends", lambda *_: {"cuda": None, "cpu": "is for CPUs"})
@@ -247,7 +247,7 @@ def test_doctor_exits_with_2_when_estimate_fails(cli: Any, monkeypatch: pytest.M
     monkeypatch.setattr(fullfield.estimators.estimation, "estimate", broken)
     monkeypatch.setattr("fullfield.ops.tvl1.list_backends", broken)
     monkeypatch.setattr("fullfield.cli.doctor._find_tvl1_kernel_cache_and_check_warm", broken)
-    monkeypatch.setattr("fullfield.cli.doctor._collect_platform_info", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._collect_system_info", broken)
     monkeypatch.setattr("fullfield.cli.doctor._load_ocio_config_info", broken)
     ran = cli("doctor")
     assert ran.code == 2

@@ -280,7 +280,7 @@ def test_transform_normals_keeps_them_across_sheared_surface() -> None:
     transform[:3, :3] += draw.normal(scale=0.3, size=(3, 3))
     along, across = draw.normal(size=(2, 50, 3))
     normals = np.cross(along, across)
-    moved = transform_normals(normals / np.linalg.norm(normals, axis=1)[:, None], transform)
+    moved = transform_normals(transform, normals / np.linalg.norm(normals, axis=1)[:, None])
     np.testing.assert_allclose(np.linalg.norm(moved, axis=1), 1.0)
     for vectors in (along, across):
         np.testing.assert_allclose(((vectors @ transform[:3, :3].T) * moved).sum(1), 0.0, atol=1e-9)
@@ -303,7 +303,7 @@ def test_estimate_strain_errors_grow_with_correlated_noise() -> None:
             equations = PlaneEquations(
                 contacts._replace(heights=heights), places, normals, places.mean(0), 20.0, rows, np.ones(len(places))
             )
-            fits.append((equations.change, np.sqrt(np.diag(equations.estimate_covariance(8.0)))))
+            fits.append((equations.scaled_change, np.sqrt(np.diag(equations.estimate_scaled_change_covariance(8.0)))))
         changes, estimated = (np.array(values) for values in zip(*fits, strict=True))
         np.testing.assert_allclose(np.median(estimated, axis=0), changes.std(0), rtol=0.3)
         errors.append(changes.std(0))

@@ -233,7 +233,7 @@ def test_register_judges_every_replacing_pose(switches: int, monkeypatch: pytest
         source=SimpleNamespace(fine=None, points=None),
         target=SimpleNamespace(fine=None),
         rank_poses_by_evidence=lambda refined: [(evidence, refined[0])],
-        compare=lambda _: SimpleNamespace(contradiction=0.0),
+        compare=lambda _: SimpleNamespace(contradicted_fraction=0.0),
     )
 
     def find_rivals(pose: Floats, *_: object) -> list[SimpleNamespace]:

@@ -68,15 +68,15 @@ def run_command(args: argparse.Namespace) -> int:
         problem = f"ArithmeticError: the flow of a known scene is {trial['epe']:.3g} px off"
     findings = {
         "versions": report.collect_versions(),
-        "system": _get_result_and_error(_collect_platform_info)[0],
-        "devices": _get_result_and_error(_find_problem_per_device)[0],
+        "system": _get_result_and_error(_collect_system_info)[0],
+        "devices": _get_result_and_error(_explain_unavailable_per_device)[0],
         "operators": {name: _get_result_and_error(partial(_explain_backend_choice, name))[0] for name in _OPERATORS},
         **{
             f"{name}_on_gpus": _get_result_and_error(partial(_explain_backend_choice_per_gpu, name))[0]
             for name in ("correlation", *_ON_FRAMES)
         },
         "points_on_gpus": _get_result_and_error(_explain_point_backend_choice_per_gpu)[0],
-        "fast_networks": _get_result_and_error(_explain_missing_fast_networks_per_gpu)[0],
+        "fast_networks": _get_result_and_error(_explain_no_half_precision_per_gpu)[0],
         "fast_networks_on_cpu": _get_result_and_error(_name_fast_network_dtype_on_cpu)[0],
         "networks": _get_result_and_error(_find_default_weights_per_method)[0],
         "ptlflow": _get_result_and_error(_find_ptlflow_version_and_problem)[0],
@@ -113,7 +113,7 @@ def _list_missing_packages(requirements: tuple[str, ...]) -> list[str]:
     return [name for name in requirements if is_absent(name)]
 
 
-def _collect_platform_info() -> dict[str, object]:
+def _collect_system_info() -> dict[str, object]:
     import torch
 
     return {
@@ -126,7 +126,7 @@ def _collect_platform_info() -> dict[str, object]:
     }
 
 
-def _find_problem_per_device() -> dict[str, str | None]:
+def _explain_unavailable_per_device() -> dict[str, str | None]:
     """Return every kind of device with None, or the reason why it cannot be used."""
     import torch
 
@@ -151,7 +151,7 @@ def _explain_backend_choice(operator: str, device: str = "cpu") -> dict[str, Any
     return {"backend": selected, "others": reasons}
 
 
-def _list_gpus() -> list[str]:
+def _list_gpu_devices() -> list[str]:
     import torch
 
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
@@ -162,21 +162,24 @@ def _list_gpus() -> list[str]:
 
 def _explain_backend_choice_per_gpu(operator: str) -> dict[str, Any]:
     """Return the backends of the operator on every GPU."""
-    return {gpu: _explain_backend_choice(operator, gpu) for gpu in _list_gpus()}
+    return {gpu: _explain_backend_choice(operator, gpu) for gpu in _list_gpu_devices()}
 
 
 def _explain_point_backend_choice_per_gpu() -> dict[str, Any]:
     """Return the backends of the point operators on every GPU."""
-    return {gpu: {operator: _explain_backend_choice(operator, gpu) for operator in _ON_POINTS} for gpu in _list_gpus()}
+    return {
+        gpu: {operator: _explain_backend_choice(operator, gpu) for operator in _ON_POINTS}
+        for gpu in _list_gpu_devices()
+    }
 
 
-def _explain_missing_fast_networks_per_gpu() -> dict[str, str | None]:
+def _explain_no_half_precision_per_gpu() -> dict[str, str | None]:
     """Return for every GPU None, or the reason why networks have no fast form there."""
     import torch
 
     from fullfield.models.prepared import explain_no_half_precision
 
-    return {gpu: explain_no_half_precision(torch.device(gpu)) for gpu in _list_gpus()}
+    return {gpu: explain_no_half_precision(torch.device(gpu)) for gpu in _list_gpu_devices()}
 
 
 def _name_fast_network_dtype_on_cpu() -> str:

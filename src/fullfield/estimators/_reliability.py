@@ -83,7 +83,7 @@ def estimate_occlusion_and_confidence(
     frame2: Tensor,  # [B, C, H, W]
     flow: Tensor,  # [B, 2, H, W]
     backward: Tensor,  # [B, 2, H, W]
-    log_scale: Tensor | None = None,  # [B, H, W], a network's own logarithm of its error in pixels
+    log_error_px: Tensor | None = None,  # [B, H, W], a network's own logarithm of its error in pixels
     *,
     valid1: Tensor | None = None,  # bool [B, H, W], where the first frame is known; None: everywhere
     valid2: Tensor | None = None,  # bool [B, H, W], likewise of the second frame
@@ -92,7 +92,7 @@ def estimate_occlusion_and_confidence(
 
     Both use the forward-backward distance and the difference between the first frame and the warped second one. The
     occlusion also uses whether the backward flow reaches the pixel; the confidence uses the first frame's contrast and
-    ``log_scale`` if it is given. An occlusion above 0.5 means hidden; it is 1 where the flow leaves the frame. The
+    ``log_error_px`` if it is given. An occlusion above 0.5 means hidden; it is 1 where the flow leaves the frame. The
     evidence for it is relative to the frame's median, so that noise does not count as occlusion. Where the first frame
     is not known, or the flow leads to where the second is not, the occlusion is 1 and the confidence 0.
     """
@@ -114,12 +114,12 @@ def estimate_occlusion_and_confidence(
             - _compute_finite_median(torch.where(is_seen, hidden, torch.inf)[:, ::_MEDIAN_STRIDE, ::_MEDIAN_STRIDE])
         )
         occlusion = torch.where(is_seen, torch.sigmoid(hidden), 1.0)
-        if log_scale is None:
+        if log_error_px is None:
             bias, by_distance, by_residual, by_contrast = CONFIDENCE
             own: Tensor | float = 0.0
         else:
             bias, by_distance, by_residual, by_contrast, by_own = CONFIDENCE_WITH_OWN
-            own = by_own * log_scale
+            own = by_own * log_error_px
         trust = by_distance * signs.log_distance + by_residual * signs.log_residual + own
         trust = trust + by_contrast * signs.log_contrast
         confidence = torch.sigmoid(bias + trust)

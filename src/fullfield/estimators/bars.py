@@ -43,7 +43,7 @@ class Bars(NamedTuple):
         """Return the planes of a picture on the whole frame, with ``value`` in the bars."""
         return functional.pad(planes, (self.left, self.right, self.top, self.bottom), value=value)
 
-    def cover_both(self, other: Bars) -> Bars:
+    def union(self, other: Bars) -> Bars:
         """Return the bars that cover both."""
         return Bars(*map(max, self, other))
 
@@ -79,12 +79,12 @@ def measure_constant_lines(frame: Tensor) -> tuple[ConstantLines, ...]:  # [C, H
     """
     planes = (frame if frame.dtype in _NUMPY_TYPES else frame.float()).detach().numpy()
     height, width = planes.shape[-2:]
-    rows = [_measure_side(planes, _Side(1, is_far), width) for is_far in (False, True)]
+    rows = [_measure_constant_lines_at_side(planes, _Side(1, is_far), width) for is_far in (False, True)]
     first, last = rows[0].line_count, height - rows[1].line_count
     if first >= last:
         return ()
     picture = planes[:, first:last]
-    return *rows, *(_measure_side(picture, _Side(2, is_far), height) for is_far in (False, True))
+    return *rows, *(_measure_constant_lines_at_side(picture, _Side(2, is_far), height) for is_far in (False, True))
 
 
 def find_bars_of_frames(*frames: Tensor) -> Bars | None:  # [C, H, W] each, in the host's memory
@@ -110,7 +110,7 @@ def find_bars(size: Sequence[int], frame_lines: Sequence[tuple[ConstantLines, ..
     """
     if not all(frame_lines):
         return None
-    bars = Bars(*map(_count_common_lines, zip(*frame_lines, strict=True)))
+    bars = Bars(*map(_count_common_bar_lines, zip(*frame_lines, strict=True)))
     height, width = size[0] - bars.top - bars.bottom, size[1] - bars.left - bars.right
     return bars if any(bars) and min(height, width) >= _MIN_PICTURE else None
 
@@ -126,7 +126,7 @@ class _Side(NamedTuple):
         """Axis of the pixels of a line."""
         return 3 - self.axis
 
-    def take_lines(self, planes: NDArray[Any], start: int, end: int) -> NDArray[Any]:
+    def take_float_lines_in_memory_order(self, planes: NDArray[Any], start: int, end: int) -> NDArray[Any]:
         """Return lines as float32, in the order of memory: reductions of a reversed view take five times as long."""
         count = planes.shape[self.axis]
         numbers = slice(max(count - end, 0), count - start) if self.is_far else slice(start, end)
@@ -136,18 +136,18 @@ class _Side(NamedTuple):
         return values / np.float32(np.iinfo(lines.dtype).max) if is_integer else values
 
     def order_lines_inwards(self, lines: NDArray[Any], axis: int) -> NDArray[Any]:
-        """Return the lines of :meth:`take_lines` from the side inwards."""
+        """Return the lines of :meth:`take_float_lines_in_memory_order` from the side inwards."""
         return np.flip(lines, axis) if self.is_far else lines
 
 
-def _measure_side(planes: NDArray[Any], side: _Side, full_length: int) -> ConstantLines:
+def _measure_constant_lines_at_side(planes: NDArray[Any], side: _Side, full_line_length: int) -> ConstantLines:
     """Measure the constant lines of planes [C, H, W] at a side.
 
-    ``full_length`` is the length of the frame's lines, of which ``planes`` may hold a part.
+    ``full_line_length`` is the length of the frame's lines, of which ``planes`` may hold a part.
     """
     count, low, high = 0, np.full(len(planes), np.inf, np.float32), np.full(len(planes), -np.inf, np.float32)
     for start, end in _iterate_growing_blocks(planes.shape[side.axis]):
-        block = side.take_lines(planes, start, end)
+        block = side.take_float_lines_in_memory_order(planes, start, end)
         lows, highs = (
             side.order_lines_inwards(values, 1) for values in (block.min(side.pixel_axis), block.max(side.pixel_axis))
         )
@@ -159,16 +159,18 @@ def _measure_side(planes: NDArray[Any], side: _Side, full_length: int) -> Consta
             count, low, high = start + added, lows[:, added - 1], highs[:, added - 1]
         if added < len(is_constant):
             break
-    edge = None if count == 0 else _find_edge(planes, side, count, (low + high) / 2, full_length)
+    edge = None if count == 0 else _find_edge_behind_bar(planes, side, count, (low + high) / 2, full_line_length)
     return ConstantLines(count, edge, low, high)
 
 
-def _find_edge(planes: NDArray[Any], side: _Side, line_count: int, color: NDArray[Any], full_length: int) -> int | None:
-    """Return the line behind ``line_count`` constant ones at which the picture begins; None without a sharp edge."""
-    reach = min(_MAX_BLUR, line_count)
-    block = side.take_lines(planes, line_count, line_count + reach + 1)
-    difference = side.order_lines_inwards(np.abs(block - color[:, None, None]).max(0).swapaxes(0, side.axis - 1), 0)
-    is_picture = (difference > _MIN_DIFFERENCE).sum(1) >= _MIN_SHARE * full_length
+def _find_edge_behind_bar(
+    planes: NDArray[Any], side: _Side, bar_line_count: int, bar_color: NDArray[Any], full_line_length: int
+) -> int | None:
+    """Return the line behind those of a bar at which the picture begins; None without a sharp edge."""
+    reach = min(_MAX_BLUR, bar_line_count)
+    block = side.take_float_lines_in_memory_order(planes, bar_line_count, bar_line_count + reach + 1)
+    difference = side.order_lines_inwards(np.abs(block - bar_color[:, None, None]).max(0).swapaxes(0, side.axis - 1), 0)
+    is_picture = (difference > _MIN_DIFFERENCE).sum(1) >= _MIN_SHARE * full_line_length
     differs = difference > _MAX_RANGE
     contrast = (difference * differs).sum(1) / differs.sum(1).clip(1)  # of the pixels that differ, by line
     steps = np.flatnonzero((is_picture & (contrast >= _MIN_STEP * np.append(contrast[1:], 0)))[:reach])
@@ -176,10 +178,10 @@ def _find_edge(planes: NDArray[Any], side: _Side, line_count: int, color: NDArra
         return None
     blurred = int(steps[0])
     if blurred == 0:
-        return line_count
+        return bar_line_count
     # Lines before the edge are mixed from bar and picture. Else something of the picture reaches into the bar.
     is_mixed = bool((contrast[:blurred] < _MIN_STEP * contrast[blurred]).all())
-    return line_count + blurred + 1 if is_mixed else None  # the next line is mixed, too
+    return bar_line_count + blurred + 1 if is_mixed else None  # the next line is mixed, too
 
 
 def _iterate_growing_blocks(count: int) -> Iterator[tuple[int, int]]:
@@ -190,16 +192,19 @@ def _iterate_growing_blocks(count: int) -> Iterator[tuple[int, int]]:
         start, length = start + length, min(4 * length, 256)
 
 
-def _count_common_lines(sides: Sequence[ConstantLines]) -> int:
+def _count_common_bar_lines(lines_per_frame: Sequence[ConstantLines]) -> int:
     """Return the lines of the bar that frames have in common at one side; 0 where there is none."""
-    edges = [side.edge for side in sides if side.edge is not None]
-    if not edges or not all(side.line_count for side in sides):
+    edges = [lines.edge for lines in lines_per_frame if lines.edge is not None]
+    if not edges or not all(lines.line_count for lines in lines_per_frame):
         return 0
     lows, highs = (
-        np.broadcast_arrays(*values) for values in zip(*((side.low, side.high) for side in sides), strict=True)
+        np.broadcast_arrays(*values)
+        for values in zip(*((lines.low, lines.high) for lines in lines_per_frame), strict=True)
     )
     if (np.max(highs, 0) - np.min(lows, 0) > _MAX_RANGE).any():
         return 0
     count = min(edges)
-    is_same = max(edges) - count <= _MAX_SHIFT and min(side.line_count for side in sides) >= count - _MAX_BLUR
+    is_same = (
+        max(edges) - count <= _MAX_SHIFT and min(lines.line_count for lines in lines_per_frame) >= count - _MAX_BLUR
+    )
     return count if is_same else 0

@@ -89,7 +89,7 @@ def find_bidirectional_method(estimator: Estimator) -> Callable[..., Bidirection
     return method
 
 
-def find_rough_backward_method(estimator: Estimator) -> Callable[..., FlowWithRoughBackward | None] | None:
+def find_method_with_rough_backward(estimator: Estimator) -> Callable[..., FlowWithRoughBackward | None] | None:
     """Return the estimator's method for a flow with a guide; None if it has none.
 
     The method returns None for settings that have no faster backward flow.

@@ -19,7 +19,7 @@ from fullfield.estimators.protocol import (
     Progress,
     WrappingEstimator,
     find_bidirectional_method,
-    find_rough_backward_method,
+    find_method_with_rough_backward,
 )
 from fullfield.ops.tvl1 import FlowRefiner
 from fullfield.ops.tvl1.config import RefinementConfig
@@ -223,7 +223,7 @@ class RefinedEstimator(WrappingEstimator):
         check: Callable[[], None] = lambda: None  # noqa: E731 - of no refinement
         clock, scale, still = _StageClock(frame1.device), None, None
         both_progress = _map_progress_to_range(progress, 0.0, 2 * _DIRECTION)
-        rough_backward = find_rough_backward_method(self.estimator)
+        rough_backward = find_method_with_rough_backward(self.estimator)
         bidirectional = find_bidirectional_method(self.estimator)
         options: dict[str, Any] = {"initial_flow": initial_flow, "progress": both_progress}
         guided = rough_backward and rough_backward(frame1, frame2, log_scale=log_scale, **options)

@@ -131,41 +131,43 @@ class FrameReader:
         kind, _ = detect_format_and_size(where)
         if kind == "pfm":
             _refuse_parts_and_layers_of_pfm(where, self.part, self.layer)
-            pixels = _zero_nonfinite_inplace_and_mark(plain.read_pfm_planes(where))
+            pixels = _zero_nonfinite_inplace_and_build_pixels(plain.read_pfm_planes(where))
             _apply_display_curve_inplace(where, choose_inplace_curve_if_needed(self.transfer, "linear"), pixels.planes)
-            return self._assemble_frame(where, pixels, None, None, ())
+            return self._crop_and_mask_frame(where, pixels, None, None, ())
         with open_source(where) as source:
             part, colour = find_color_channels(source, self.part, self.layer)
             metadata = list_metadata_without_color(source, part.index)
             if kind == "openexr":
-                pixels = _read_display_pixels(source, part, colour, self)
-                return self._assemble_frame(where, pixels, source, part.window, metadata)
-            pixels = _read_display_pixels(source, part, colour, replace(self, window="data"))
-            return self._assemble_frame(where, pixels, None, None, metadata)
+                pixels = _read_display_referred_pixels(source, part, colour, self)
+                return self._crop_and_mask_frame(where, pixels, source, part.window, metadata)
+            pixels = _read_display_referred_pixels(source, part, colour, replace(self, window="data"))
+            return self._crop_and_mask_frame(where, pixels, None, None, metadata)
 
-    def _assemble_frame(
+    def _crop_and_mask_frame(
         self,
         path: Path,
         pixels: _Pixels,
-        source: ImageSource | None,
-        window: FrameWindow | None,
+        exr_source: ImageSource | None,
+        exr_window: FrameWindow | None,
         metadata: tuple[Attribute, ...],
     ) -> FrameWithMetadata:
-        """Return the frame on the window, with what is known of it; ``source`` and ``window`` are an EXR's."""
+        """Return the frame on the window, with what is known of it; ``exr_source`` and ``exr_window`` are an EXR's."""
         planes, valid_mask, dead = pixels
         full = (0, 0, planes.shape[2], planes.shape[1])
-        box = resolve_window_to_box(self.window, *((full, full) if window is None else (window.data, window.display)))
-        if window is None and box != full:
+        box = resolve_window_to_box(
+            self.window, *((full, full) if exr_window is None else (exr_window.data, exr_window.display))
+        )
+        if exr_window is None and box != full:
             valid_mask = _crop_with_zeros(
                 np.ones(planes.shape[1:], np.bool_) if valid_mask is None else valid_mask, box
             )
             planes = _crop_with_zeros(planes, box)
         if self.mask is not None:
-            mask = read_mask(self.mask, source, box, full if window is None else window.display)
+            mask = read_mask(self.mask, exr_source, box, full if exr_window is None else exr_window.display)
             valid_mask = mask if valid_mask is None else valid_mask & mask
         valid = None if valid_mask is None or valid_mask.all() else torch.from_numpy(valid_mask)
         note = "" if dead is None else describe_nonfinite_pixels(str(path), dead)
-        return FrameWithMetadata(torch.from_numpy(planes), window, metadata, valid, note)
+        return FrameWithMetadata(torch.from_numpy(planes), exr_window, metadata, valid, note)
 
 
 def read_frame_window(path: PathLike, *, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
@@ -219,13 +221,15 @@ class _Pixels(NamedTuple):
     """[H, W]: stored values that are NaN or infinite; None: nowhere."""
 
 
-def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int], reader: FrameReader) -> _Pixels:
+def _read_display_referred_pixels(
+    source: ImageSource, part: ImagePart, color_channels: list[int], reader: FrameReader
+) -> _Pixels:
     path, spec, window = source.path, part.spec, reader.window
     if spec.deep:
         raise InputError(f"{path}: part {part.index} holds deep data (several samples a pixel); flatten it first")
     if spec.get_int_attribute("tiff:PhotometricInterpretation") in _LAB:
         raise InputError(f"{path}: the colour is CIE Lab, which is not supported; convert it to RGB")
-    forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in colour}
+    forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in color_channels}
     if source.kind == "openexr" and not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float colour, got {', '.join(sorted(forms))}")
     require_uint8_or_uint16_if_integer(path, forms)
@@ -236,11 +240,11 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
     frame: Box = resolve_window_to_box(window, part.data_window, part.display_window)
     if not isinstance(window, tuple):
         check_display_window_size(path, frame[2], frame[3], source.size)
-    shape = (len(colour), frame[3], frame[2])
+    shape = (len(color_channels), frame[3], frame[2])
     # Whether the frame lies inside of what is stored, so that nothing of it has to be zero.
     covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
-    opacity = _find_straight_alpha_channel(part, colour) if reader.alpha == "apply" else None
-    channels = colour if opacity is None else [*colour, opacity]
+    opacity = _find_straight_alpha_channel(part, color_channels) if reader.alpha == "apply" else None
+    channels = color_channels if opacity is None else [*color_channels, opacity]
     table = build_half_float_table_if_possible(to_display) if forms == {"half"} and opacity is None else None
     value_type = value_type if table is None else "half"
     planes: Planes | None = None
@@ -266,7 +270,7 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
             slab *= pixels[..., -1].astype(np.float32) / np.float32(full)
         if full == 1 and not np.isfinite(slab).all():
             dead = np.zeros(shape[1:], np.bool_) if dead is None else dead
-            dead[area] = _zero_nonfinite_pixels_inplace(slab)
+            dead[area] = _zero_nonfinite_inplace_and_get_mask(slab)
         _apply_display_curve_inplace(path, to_display, slab)
     if planes is None:  # nothing of the picture is in the box
         planes = np.zeros(shape, np.float32)
@@ -277,15 +281,15 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
     return _Pixels(rotate_upright(planes, orientation), *masks)
 
 
-def _zero_nonfinite_inplace_and_mark(planes: Planes) -> _Pixels:
+def _zero_nonfinite_inplace_and_build_pixels(planes: Planes) -> _Pixels:
     """Set values that are not finite to 0, and mark them."""
     if np.isfinite(planes).all():
         return _Pixels(planes)
-    dead = _zero_nonfinite_pixels_inplace(planes)
+    dead = _zero_nonfinite_inplace_and_get_mask(planes)
     return _Pixels(planes, ~dead, dead)
 
 
-def _zero_nonfinite_pixels_inplace(planes: Planes) -> Mask:  # [C, H, W] -> [H, W]
+def _zero_nonfinite_inplace_and_get_mask(planes: Planes) -> Mask:  # [C, H, W] -> [H, W]
     """Set pixels with NaN or infinity to 0, in place, and return where they are."""
     dead = ~np.isfinite(planes).all(axis=0)
     planes[:, dead] = 0
@@ -348,7 +352,7 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
     suffix = where.suffix.lower()
     if suffix not in IMAGE_WRITE_SUFFIXES:
         raise InputError(f"{where}: expected a suffix out of {', '.join(IMAGE_WRITE_SUFFIXES)}, got {suffix!r}")
-    pixels = _convert_to_interleaved(image)
+    pixels = _check_and_convert_to_interleaved(image)
     if suffix == ".exr":
         pixels = _convert_srgb_to_linear(pixels)
     elif pixels.dtype.kind == "f":
@@ -365,7 +369,7 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
         write_and_verify_picture(temporary, kind, pixels, names, Header(attributes))
 
 
-def _convert_to_interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:
+def _check_and_convert_to_interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:
     """Return the picture as ``[H, W, C]``, uint8, uint16 or finite float32."""
     expected = "[C, H, W] or [H, W, C] with C = 1 or 3, or [H, W]"
     require(isinstance(image, (Tensor, np.ndarray)), "image", f"a tensor or array {expected}", image)

@@ -65,15 +65,15 @@ class Agreement(NamedTuple):
         )
 
     @property
-    def contradiction(self) -> float:
+    def contradicted_fraction(self) -> float:
         """Return the share of contradicted points among those that the other cloud confirms or contradicts."""
         contradicted, confirmed = int(self.contradicted.sum()), int(self.confirmed.sum())
         return contradicted / max(contradicted + confirmed, 1)
 
 
-def measure_significance(is_against: Flags, is_in_favor: Flags, points_per_sample: int = 1) -> float:
+def measure_significance(is_against: Flags, is_in_favor: Flags, points_per_flag: int = 1) -> float:
     """Return the difference of the numbers of points in two sets over its standard error."""
-    against, favor = (points_per_sample * np.count_nonzero(flags) for flags in (is_against, is_in_favor))
+    against, favor = (points_per_flag * np.count_nonzero(flags) for flags in (is_against, is_in_favor))
     return float((against - favor) / np.sqrt(_CORRELATED * (against + favor + _CORRELATED)))
 
 
@@ -126,9 +126,9 @@ def find_surface_ends(scan: Scan) -> Flags:
     return is_end
 
 
-def transform_normals(normals: Floats, transform: Floats) -> Floats:
+def transform_normals(affine: Floats, normals: Floats) -> Floats:
     """Return the unit normals [N, 3] of surfaces that an affine map [4, 4] moves."""
-    moved = normals @ np.linalg.inv(transform[:3, :3])
+    moved = normals @ np.linalg.inv(affine[:3, :3])
     return np.asarray(moved / np.linalg.norm(moved, axis=1, keepdims=True), np.float64)
 
 
@@ -161,7 +161,7 @@ def _find_agreement_with_surface(
     """Return which of every ``sampling_step``-th moved point the other cloud confirms or contradicts."""
     scan = surface.scan
     points = apply_transform(transform, scan.points[::sampling_step])
-    normals = transform_normals(scan.normals[::sampling_step], transform)
+    normals = transform_normals(transform, scan.normals[::sampling_step])
     distance, partner = find_nearest_in_tree(other_surface.tree, points)
     normal = other_surface.scan.normals[partner]
     height = np.abs(((points - other_surface.scan.points[partner]) * normal).sum(1))
@@ -220,18 +220,18 @@ class PlaneEquations(NamedTuple):
     weights: Floats  # [K], less for distant planes
 
     @property
-    def matrix(self) -> Floats:
+    def normal_matrix(self) -> Floats:
         """Return the matrix [6 + S, 6 + S] of the normal equations, with a weak prior: no change."""
         matrix: Floats = self.rows.T @ (self.weights[:, None] * self.rows) + np.eye(self.rows.shape[1])
         return matrix
 
     @property
-    def change(self) -> Floats:
+    def scaled_change(self) -> Floats:
         """Return the change [6 + S] that solves the equations best."""
         right = self.rows.T @ (self.weights * -self.contacts.heights)
-        return np.asarray(np.linalg.solve(self.matrix, right), np.float64)
+        return np.asarray(np.linalg.solve(self.normal_matrix, right), np.float64)
 
-    def estimate_covariance(self, cell_size: float) -> Floats:
+    def estimate_scaled_change_covariance(self, cell_size: float) -> Floats:
         """Return the covariance [6 + S, 6 + S] of the change, where points of one cubic cell err together.
 
         Cells, not points, are taken as independent (the sandwich estimator of White, Econometrica 1980, with clusters).
@@ -240,15 +240,17 @@ class PlaneEquations(NamedTuple):
         count, size = int(numbers.max()) + 1, self.rows.shape[1]
         pulls = (self.weights * -self.contacts.heights)[:, None] * self.rows
         sums = np.stack([np.bincount(numbers.ravel(), column, count) for column in pulls.T], 1)
-        inverse = np.linalg.inv(self.matrix)
+        inverse = np.linalg.inv(self.normal_matrix)
         covariance: Floats = inverse @ (sums.T @ sums) @ inverse * (count / max(count - size, 1))
         return covariance
 
 
-def build_plane_equations(planes: Planes, points: Floats, contacts: Contacts, strains: Floats) -> PlaneEquations | None:
+def build_plane_equations_if_possible(
+    planes: Planes, points: Floats, contacts: Contacts, strain_basis: Floats
+) -> PlaneEquations | None:
     """Return the equations of those ``points`` [N, 3] that touch planes; None with too few.
 
-    ``strains`` [S, 3, 3] are the symmetric changes of shape that are allowed.
+    ``strain_basis`` [S, 3, 3] are the symmetric changes of shape that are allowed.
     """
     if len(contacts.rows) < _MIN_CONTACTS:
         return None
@@ -256,7 +258,7 @@ def build_plane_equations(planes: Planes, points: Floats, contacts: Contacts, st
     center = touching_points.mean(0)
     radius = float(np.sqrt(((touching_points - center) ** 2).sum(1).mean()))
     arm = (touching_points - center) / radius
-    stretches = np.einsum("ni,sij,nj->ns", arm, strains, plane_normals)
+    stretches = np.einsum("ni,sij,nj->ns", arm, strain_basis, plane_normals)
     rows = np.hstack((np.cross(arm, plane_normals), plane_normals, stretches))
     weights = np.minimum(1.0, _HUBER / np.maximum(np.abs(contacts.heights), 1e-9))
     return PlaneEquations(contacts, touching_points, plane_normals, center, radius, rows, weights)
@@ -270,10 +272,12 @@ def refine_pose_on_planes(
     for max_distance in max_distances:
         turned = normals @ transform[:3, :3].T
         moved = apply_transform(transform, points)
-        equations = build_plane_equations(planes, moved, find_contacts(planes, moved, turned, max_distance, 0.7), none)
+        equations = build_plane_equations_if_possible(
+            planes, moved, find_contacts(planes, moved, turned, max_distance, 0.7), none
+        )
         if equations is None:
             break
-        change, center = equations.change, equations.center
+        change, center = equations.scaled_change, equations.center
         rotation = convert_to_rotation_matrix(change[:3] / equations.radius)
         motion = np.eye(4)
         motion[:3, :3], motion[:3, 3] = rotation, center - rotation @ center + change[3:6]

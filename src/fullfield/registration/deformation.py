@@ -21,7 +21,7 @@ from fullfield.registration.contacts import (
     PlaneEquations,
     Planes,
     SurfaceComparison,
-    build_plane_equations,
+    build_plane_equations_if_possible,
     convert_to_rotation_matrix,
     find_contacts,
     find_nearest_in_tree,
@@ -152,7 +152,7 @@ class _Surfaces(NamedTuple):
     def move_samples(self, transform: Floats) -> tuple[Floats, Floats]:
         """Return the moved points [N, 3] of the source that are fitted, and their normals [N, 3]."""
         points, normals = self.source.points[:: self.sampling_step], self.source.normals[:: self.sampling_step]
-        return apply_transform(transform, points), transform_normals(normals, transform)
+        return apply_transform(transform, points), transform_normals(transform, normals)
 
     def find_mutual_contacts(self, transform: Floats, points: Floats, normals: Floats, max_distance: float) -> Contacts:
         """Find moved points that touch a plane of the target at the height at which it touches the source.
@@ -283,39 +283,39 @@ def _measure_explained_share(deformed: _SurfaceFit, rigid: _SurfaceFit) -> float
 
 
 def _fit_deformation_to_surfaces(
-    surfaces: _Surfaces, transform: Floats, strains: Floats, max_distances: tuple[float, ...]
+    surfaces: _Surfaces, transform: Floats, strain_basis: Floats, max_distances: tuple[float, ...]
 ) -> _SurfaceFit:
-    """Fit a pose with ``strains``; a large one brings further points together, so steps go on until it settles."""
+    """Fit a pose with strains; a large one brings further points together, so steps go on until it settles."""
     start = transform
-    extra = (max_distances[-1],) * (_MORE_STEPS if len(strains) else 0)
+    extra = (max_distances[-1],) * (_MORE_STEPS if len(strain_basis) else 0)
     for number, max_distance in enumerate((*max_distances, *extra)):
-        equations, _ = _build_mutual_equations(surfaces, transform, strains, max_distance)
+        equations, _ = _build_mutual_equations(surfaces, transform, strain_basis, max_distance)
         if equations is None:
             break
-        change, center = equations.change, equations.center
+        change, center = equations.scaled_change, equations.center
         motion = np.eye(4)
         motion[:3, :3] = convert_to_rotation_matrix(change[:3] / equations.radius)
-        motion[:3, :3] += np.einsum("s,sij->ij", change[6:], strains) / equations.radius
+        motion[:3, :3] += np.einsum("s,sij->ij", change[6:], strain_basis) / equations.radius
         motion[:3, 3] = center - motion[:3, :3] @ center + change[3:6]
         transform = motion @ transform
         if number + 1 >= len(max_distances) and np.abs(change).max() < _SETTLED:
             break
-    last, normals = _build_mutual_equations(surfaces, transform, strains, max_distances[-1])
+    last, normals = _build_mutual_equations(surfaces, transform, strain_basis, max_distances[-1])
     residuals = np.full(len(normals), np.nan)
     if last is None:
-        return _SurfaceFit(start, np.eye(len(strains)), residuals, 0.0)
+        return _SurfaceFit(start, np.eye(len(strain_basis)), residuals, 0.0)
     residuals[last.contacts.rows] = last.contacts.heights
-    covariance = last.estimate_covariance(_CELL)[6:, 6:] / last.radius**2
+    covariance = last.estimate_scaled_change_covariance(_CELL)[6:, 6:] / last.radius**2
     return _SurfaceFit(transform, covariance, residuals, _measure_systematic_heights(last, normals))
 
 
 def _build_mutual_equations(
-    surfaces: _Surfaces, transform: Floats, strains: Floats, max_distance: float
+    surfaces: _Surfaces, transform: Floats, strain_basis: Floats, max_distance: float
 ) -> tuple[PlaneEquations | None, Floats]:
     """Return the equations of the contacts that both scans confirm, and the normals [N, 3] of the moved points."""
     points, normals = surfaces.move_samples(transform)
     contacts = surfaces.find_mutual_contacts(transform, points, normals, max_distance)
-    return build_plane_equations(surfaces.target, points, contacts, strains), normals
+    return build_plane_equations_if_possible(surfaces.target, points, contacts, strain_basis), normals
 
 
 def _measure_systematic_around_bend(surfaces: _Surfaces, transform: Floats) -> tuple[float, float]:
@@ -325,7 +325,7 @@ def _measure_systematic_around_bend(surfaces: _Surfaces, transform: Floats) -> t
 
     def measure(points: Floats) -> float:
         contacts = find_contacts(planes, points, normals, _BEND_REACHES[-1])
-        equations = build_plane_equations(planes, points, contacts, _RIGID)
+        equations = build_plane_equations_if_possible(planes, points, contacts, _RIGID)
         return 0.0 if equations is None else _measure_systematic_heights(equations, normals)
 
     before = measure(start)

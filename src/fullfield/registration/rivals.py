@@ -135,8 +135,8 @@ def find_rivals(
             continue
         compared.append(refined)
         preview = comparison(refined, _STEP)
-        previewed = _compare_rival_with_best(refined, preview, sampled_agreement, points_per_sample=_STEP)
-        is_refuted = preview.contradiction > _NOT_SYMMETRIC and previewed.margin > _CLEAR
+        previewed = _compare_rival_with_best(refined, preview, sampled_agreement, points_per_flag=_STEP)
+        is_refuted = preview.contradicted_fraction > _NOT_SYMMETRIC and previewed.margin > _CLEAR
         if is_refuted or previewed.confirmed < _MIN_PREVIEWED:
             continue
         agreement = comparison(refined)
@@ -176,23 +176,23 @@ def _compare_rival_with_best(
     agreement: Agreement,
     best_agreement: Agreement,
     windows: Windows | None = None,
-    points_per_sample: int = 1,
+    points_per_flag: int = 1,
 ) -> Rival:
-    """Compare a pose with the best one; each point stands for ``points_per_sample`` points."""
+    """Compare a pose with the best one; each point stands for ``points_per_flag`` points."""
     shared = best_agreement.confirmed & agreement.confirmed
     is_against, is_in_favor = (
         best_agreement.confirmed & agreement.contradicted,
         best_agreement.contradicted & agreement.confirmed,
     )
     surrounded, patches = shared & best_agreement.is_surrounded & agreement.is_surrounded, 0.0
-    if points_per_sample * np.count_nonzero(surrounded) >= _MIN_COMPARED:  # of a small overlap nearly all is near ends
+    if points_per_flag * np.count_nonzero(surrounded) >= _MIN_COMPARED:  # of a small overlap nearly all is near ends
         shared = surrounded
         is_against, is_in_favor = is_against & ~agreement.is_at_end, is_in_favor & ~best_agreement.is_at_end
         if windows is not None:
             is_against = is_against & ~windows.find_points_beyond_ends(transform)
             is_in_favor = is_in_favor & ~windows.is_outside_hull
             patches = windows.measure_patches(is_against, is_in_favor)
-    significance = measure_significance(is_against, is_in_favor, points_per_sample)
+    significance = measure_significance(is_against, is_in_favor, points_per_flag)
     first, second = best_agreement.unlikeness[shared], agreement.unlikeness[shared]
     only_best = np.count_nonzero(second > _FACTOR * first + _DIFFERENCE)
     only_rival = np.count_nonzero(first > _FACTOR * second + _DIFFERENCE)

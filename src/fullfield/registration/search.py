@@ -299,8 +299,8 @@ def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list
         if free is not None:
             return _Judgement(free, pose)
         agreement = pair.compare(pose)
-        if agreement.contradiction > MAX_CONTRADICTION:
-            reason = f"{agreement.contradiction:.0%} of what both clouds show contradicts the best pose"
+        if agreement.contradicted_fraction > MAX_CONTRADICTION:
+            reason = f"{agreement.contradicted_fraction:.0%} of what both clouds show contradicts the best pose"
             explanation = _find_deformation(pair, pose, agreement).explanation
             if explanation is not None:
                 return _Judgement(Objection(*explanation), pose)
@@ -351,7 +351,7 @@ def _find_change_objection(pair: _Pair, pose: Floats, agreement: Agreement, wind
     agreeing = float((np.linalg.norm(apply_transform(pose, moved) - goals, axis=1) <= MAX_INLIER_DISTANCE).mean())
     if agreeing >= _MIN_AGREEING:
         return None
-    reason = f"{agreement.contradiction:.0%} of what both clouds show contradicts the best pose"
+    reason = f"{agreement.contradicted_fraction:.0%} of what both clouds show contradicts the best pose"
     return Objection(f"{reason}, and only {agreeing:.0%} of the matches elsewhere agree", "contradiction")
 
 

@@ -170,7 +170,7 @@ class Outcome:
     def add_bars(self, result: FrameResult) -> None:
         """Add the bars of a frame's result, of both directions together."""
         if result.bars:
-            self.bars[result.number] = reduce(Bars.cover_both, result.bars.values())
+            self.bars[result.number] = reduce(Bars.union, result.bars.values())
 
     def group_frames_by_bars(self) -> dict[Bars, list[int]]:
         """Return the frames that have the same bars, the most frequent ones first."""

@@ -32,7 +32,7 @@ def _compute_attention_rows(query: Tensor, key: Tensor, value: Tensor, scale: fl
         return torch.softmax(scores, -1) @ value.to(exact)
 
 
-def _compute_differentiable_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _compute_checkpointed_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Compute with PyTorch's own gradients and recompute what they need."""
     chunks = [
         checkpoint(_compute_attention_rows, rows, key, value, scale, use_reentrant=False, preserve_rng_state=False)
@@ -55,7 +55,7 @@ class _Attention(torch.autograd.Function):
         query, key, value, out = ctx.saved_tensors
         requested = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # for second-order gradients
-            recompute = partial(_compute_differentiable_attention, scale=ctx.scale)
+            recompute = partial(_compute_checkpointed_attention, scale=ctx.scale)
             return *compute_gradients_by_recomputation(recompute, (query, key, value), grad, requested), None
         with torch.autocast(query.device.type, enabled=False):
             gradients = _compute_attention_gradients(query, key, value, out, grad, ctx.scale)
@@ -89,7 +89,7 @@ _apply = get_apply_without_functorch(_Attention)
 def compute_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Return [..., N, V] of [..., N, C], [..., M, C], [..., M, V], float32, or float64 for float64."""
     if not is_eager(query, key, value):
-        return _compute_differentiable_attention(query, key, value, scale)
+        return _compute_checkpointed_attention(query, key, value, scale)
     return _apply(query, key, value, scale)
 
 

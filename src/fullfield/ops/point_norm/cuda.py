@@ -31,12 +31,16 @@ def _choose_lanes_and_loads(channels: int, vector: int) -> tuple[int, int]:
 
 def explain_unsupported(features: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None) -> str | None:
     """Return None if the kernels can normalise these rows, else the reason."""
-    dtype, learned, device = features.dtype, weight.dtype, features.device
-    if dtype not in CODES or (learned is not torch.float32 and learned is not dtype) or not features.numel():
+    dtype, parameter_dtype, device = features.dtype, weight.dtype, features.device
+    if (
+        dtype not in CODES
+        or (parameter_dtype is not torch.float32 and parameter_dtype is not dtype)
+        or not features.numel()
+    ):
         return "needs rows of float32, float16 or bfloat16, and parameters of float32 or their dtype"
     if features.shape[1] > MAX_CHANNELS:
         return f"needs at most {MAX_CHANNELS} channels"
-    same = bias.dtype is learned and weight.device == bias.device == device
+    same = bias.dtype is parameter_dtype and weight.device == bias.device == device
     if not same or (residual is not None and (residual.dtype is not dtype or residual.device != device)):
         return "needs parameters of one dtype, and a residual of the rows' dtype, on one device"
     if not (weight.is_contiguous() and bias.is_contiguous()):
@@ -45,12 +49,16 @@ def explain_unsupported(features: Tensor, weight: Tensor, bias: Tensor, residual
 
 
 @functools.cache
-def generate_norm_source(dtype: torch.dtype, learned: torch.dtype, channels: int, uses_vectors: bool) -> KernelSource:
+def generate_norm_source(
+    dtype: torch.dtype, parameter_dtype: torch.dtype, channels: int, uses_vectors: bool
+) -> KernelSource:
     """Return all kernels for rows of ``channels``, which start at multiples of 16 bytes with ``uses_vectors``."""
     vector = 16 // dtype.itemsize if uses_vectors else 1
     lanes, steps = _choose_lanes_and_loads(channels, vector)
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
-    return KernelSource.with_macros(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)
+    return KernelSource.with_macros(
+        text, IN=CODES[dtype], PARAM=CODES[parameter_dtype], VEC=vector, LANES=lanes, STEPS=steps
+    )
 
 
 def _load_kernels_for_rows(x: Tensor, weight: Tensor, *addresses: int | None) -> LoadedKernels:

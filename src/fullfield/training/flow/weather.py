@@ -52,28 +52,28 @@ def add_haze_and_darkness_inplace(
     haze = (1.3 - 1.2 * brightness**1.5)[:, None] * (0.94 + 0.12 * np.stack(tint, -1))  # mostly bright, often white
     exposure = np.where(dark_chance < style.dark, 0.6 - 0.35 * darkness, 1.0)
 
-    def transmit(distance: Floats) -> Floats:
+    def compute_transmission(distance: Floats) -> Floats:
         transmission: Floats = np.exp(-attenuation[:, None] * (distance - 3 * start[:, None]).clip(min=0))[..., None]
         return transmission
 
-    def fade_inplace(colours: Floats, transmission: Floats) -> None:
+    def fade_and_darken_inplace(color_terms: Floats, transmission: Floats) -> None:
         """Fade factors and offsets [..., 12] of the colours in both frames."""
-        per_scene = [1] * (colours.ndim - 2)
-        colours *= transmission
+        per_scene = [1] * (color_terms.ndim - 2)
+        color_terms *= transmission
         for first in (3, 9):
-            colours[..., first : first + 3] += (1 - transmission) * haze.reshape(-1, *per_scene, 3)
-        colours *= exposure.reshape(-1, *per_scene, 1)
+            color_terms[..., first : first + 3] += (1 - transmission) * haze.reshape(-1, *per_scene, 3)
+        color_terms *= exposure.reshape(-1, *per_scene, 1)
 
-    transmission = transmit(np.linalg.norm(geometry.centre, axis=-1))
-    fade_inplace(paint[..., COLOURS : COLOURS + 12], transmission)
+    transmission = compute_transmission(np.linalg.norm(geometry.centre, axis=-1))
+    fade_and_darken_inplace(paint[..., COLOURS : COLOURS + 12], transmission)
     paint[..., LIGHT : LIGHT + 6] *= transmission
     background[is_hazy] = haze[is_hazy].clip(0, 1)
     background *= exposure[:, None]
     if meshes is not None:
         values: dict[str, Any] = meshes.values
         pose, colours, light = (values[name] for name in ("pose", "colours", "light"))
-        transmission = transmit(np.linalg.norm(pose[:, :, 0, :, 3], axis=-1))[..., None]
-        fade_inplace(colours[..., 1:], transmission)
+        transmission = compute_transmission(np.linalg.norm(pose[:, :, 0, :, 3], axis=-1))[..., None]
+        fade_and_darken_inplace(colours[..., 1:], transmission)
         light *= transmission
         light[..., 0] += (1 - transmission)[..., 0]
 
@@ -87,13 +87,13 @@ def sample_veils_if_any(
     if not pairs:
         return None
     streams = [streams[index] for index in pairs]
-    uniform = iter(np.stack([stream.random(_VEIL_NUMBERS) for stream in streams], 1))
-    normal = iter(np.stack([stream.standard_normal(_NORMAL) for stream in streams], 1))
+    uniform_draws = iter(np.stack([stream.random(_VEIL_NUMBERS) for stream in streams], 1))
+    normal_draws = iter(np.stack([stream.standard_normal(_NORMAL) for stream in streams], 1))
     return Veils(
         torch.tensor(pairs),
-        _sample_densities(streams, 0.35 + 0.4 * next(uniform), 0.6 * next(uniform)),
-        _sample_maps(uniform, normal, size, style),
-        *_sample_coverage_and_color(uniform),
+        _sample_densities(streams, 0.35 + 0.4 * next(uniform_draws), 0.6 * next(uniform_draws)),
+        _sample_maps(uniform_draws, normal_draws, size, style),
+        *_sample_coverage_and_color(uniform_draws),
     )
 
 
@@ -114,35 +114,35 @@ def _sample_densities(streams: Sequence[np.random.Generator], persistence: Float
 
 
 def _sample_maps(
-    uniform: Iterator[Floats], normal: Iterator[Floats], size: tuple[int, int], style: SceneStyle
+    uniform_draws: Iterator[Floats], normal_draws: Iterator[Floats], size: tuple[int, int], style: SceneStyle
 ) -> Tensor:
     """Return the maps [K, 2, 2, 3] of veils that move on their own."""
     height, width = size
-    span = np.exp(math.log(0.25) + math.log(10.0) * next(uniform))  # of the frame's width, in that of the density
-    angle = 2 * np.pi * next(uniform)
-    stretch = np.exp(0.4 * next(normal))
+    span = np.exp(math.log(0.25) + math.log(10.0) * next(uniform_draws))  # of the frame's width, in that of the density
+    angle = 2 * np.pi * next(uniform_draws)
+    stretch = np.exp(0.4 * next(normal_draws))
     turn = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], -1).reshape(-1, 2, 2)
     first = turn * (span[:, None] * np.stack([stretch, height / width / stretch], -1))[:, None]
-    origin = 2 * np.stack([next(uniform), next(uniform)], -1)
+    origin = 2 * np.stack([next(uniform_draws), next(uniform_draws)], -1)
     relative_size = compute_relative_size(height, width)
-    lengths = draw_motion_lengths(next(uniform), next(normal), style.object_motion, relative_size, style)
-    lengths = lengths * (next(uniform) < 0.8)
-    heading = 2 * np.pi * next(uniform)
+    lengths = draw_motion_lengths(next(uniform_draws), next(normal_draws), style.object_motion, relative_size, style)
+    lengths = lengths * (next(uniform_draws) < 0.8)
+    heading = 2 * np.pi * next(uniform_draws)
     shift = 2 * lengths[:, None] * np.stack([np.cos(heading) / width, np.sin(heading) / height], -1)
-    second = first * np.exp(0.04 * next(normal))[:, None, None]
+    second = first * np.exp(0.04 * next(normal_draws))[:, None, None]
     second_origin = origin - (second @ shift[..., None])[..., 0]
     maps = [np.concatenate([linear, at[..., None]], -1) for linear, at in ((first, origin), (second, second_origin))]
     return torch.from_numpy(np.stack(maps, 1).astype(np.float32))
 
 
-def _sample_coverage_and_color(uniform: Iterator[Floats]) -> tuple[Tensor, Tensor]:
+def _sample_coverage_and_color(uniform_draws: Iterator[Floats]) -> tuple[Tensor, Tensor]:
     """Return the coverage [K, 3] and the colours [K, 3]: shadows, or mostly grey mist."""
-    middle = 2 * next(uniform) - 0.8
-    sharpness = np.exp(math.log(0.25) + math.log(10.0) * next(uniform))
-    opacity = 0.15 + 0.65 * next(uniform)
-    is_shadow = next(uniform) < 0.45
-    grey, dark = 0.45 + 0.65 * next(uniform), 0.08 * next(uniform)
-    tint = 0.9 + 0.2 * np.stack([next(uniform) for _ in range(3)], -1)
+    middle = 2 * next(uniform_draws) - 0.8
+    sharpness = np.exp(math.log(0.25) + math.log(10.0) * next(uniform_draws))
+    opacity = 0.15 + 0.65 * next(uniform_draws)
+    is_shadow = next(uniform_draws) < 0.45
+    grey, dark = 0.45 + 0.65 * next(uniform_draws), 0.08 * next(uniform_draws)
+    tint = 0.9 + 0.2 * np.stack([next(uniform_draws) for _ in range(3)], -1)
     colour = np.where(is_shadow, dark, grey)[:, None] * tint
     coverage = np.stack([middle, sharpness, opacity], -1)
     return torch.from_numpy(coverage.astype(np.float32)), torch.from_numpy(colour.astype(np.float32))
