@@ -248,7 +248,16 @@ def test_pair_generator_names_bad_arguments(pictures: PicturePack) -> None:
         ({"compressed": 2.0}, "compressed"),
     ):
         refuses(f"^{word}: expected", PairGenerator, **{"size": SIZE, "pictures": pictures, **arguments})
-    for style in ({"blur": 2}, {"thin": 2}, {"figures": -1}, {"haze": 2}, {"dark": 2}, {"veils": -1}):
+    for style in (
+        {"blur": 2},
+        {"thin": 2},
+        {"figures": -1},
+        {"pans": 2},
+        {"pan_motion": 0},
+        {"haze": 2},
+        {"dark": 2},
+        {"veils": -1},
+    ):
         refuses(f"^{next(iter(style))}: expected", SceneStyle, **style)
     refuses(r"^pair_count: expected", PairGenerator(SIZE, pictures=pictures).batch, 0, 0)
 
@@ -278,6 +287,19 @@ def test_scene_style_bodies_keep_cards_unchanged() -> None:
         cards = ~is_solid[number, : lively.counts[number]]
         retained = lively.to_card[number][:, :, : lively.counts[number]][:, :, cards]
         assert torch.equal(retained, plain.to_card[number][:, :, : plain.counts[number]])
+
+
+def test_scene_style_pans_turn_camera_far() -> None:
+    plain, panned = (drawn(200, still_camera=0, camera_motion=6, pans=share) for share in (0, 0.3))
+    turn = np.linalg.norm(panned.bodies.camera_turn[:, :2], axis=-1)
+    before = np.linalg.norm(plain.bodies.camera_turn[:, :2], axis=-1)
+    pans = turn != before
+    assert pans.mean() == pytest.approx(0.3, abs=0.1)
+    pixels = turn[pans] * panned.bodies.focal[pans]
+    assert 25 < np.median(pixels) < 60
+    assert np.median(turn[pans]) > 3 * np.median(before[pans])
+    shift = np.linalg.norm(panned.bodies.camera_shift[pans, :2], axis=-1) / panned.bodies.view_depth
+    assert np.median(shift * panned.bodies.focal[pans]) < 0.5 * np.median(pixels)
 
 
 def test_scene_style_haze_fades_distant_surfaces() -> None:

@@ -134,6 +134,9 @@ class SceneStyle(Config):
     largest: float = 300.0
     still_camera: float = 0.1
     """Share of scenes with a static camera."""
+    pans: float = 0.0
+    """Share of scenes in which a moving camera does little but turn, by ``pan_motion`` pixels in the median."""
+    pan_motion: float = 50.0
     blur: float = 0.35
     """Share of scenes with motion blur."""
     waves: float = 0.35
@@ -169,7 +172,7 @@ class SceneStyle(Config):
     """Instants that an exposure with motion blur averages; one without takes up to four samples of each pixel."""
 
     def __post_init__(self) -> None:
-        for name in ("camera_motion", "object_motion", "largest"):
+        for name in ("camera_motion", "object_motion", "pan_motion", "largest"):
             _check.check_number(getattr(self, name), name, above=0.0)
         _check.check_number(self.spread, "spread", low=0.0, high=3.0)
         _check.check_number(self.noise, "noise", low=0.0, high=1.0)
@@ -177,6 +180,7 @@ class SceneStyle(Config):
         _check.check_number(self.instants, "instants", integer=True, low=1, high=64)
         for name in (
             "still_camera",
+            "pans",
             "blur",
             "waves",
             "plain",
@@ -203,11 +207,14 @@ class SceneStyle(Config):
 PRESETS = {
     "usual": SceneStyle(),
     "small": SceneStyle(camera_motion=3.0, object_motion=4.0, spread=0.9, smooth=0.2),
-    "figures": SceneStyle(object_motion=16.0, blur=0.4, thin=0.3, figures=1.0, haze=0.25, dark=0.25, veils=0.1),
+    "figures": SceneStyle(
+        object_motion=16.0, pans=0.15, blur=0.4, thin=0.3, figures=1.0, haze=0.25, dark=0.25, veils=0.1
+    ),
     "bodies": SceneStyle(
         camera_motion=6.0,
         object_motion=26.0,
         still_camera=0.2,
+        pans=0.15,
         blur=0.5,
         plain=0.15,
         bodies=1.0,
@@ -221,6 +228,7 @@ PRESETS = {
         camera_motion=6.0,
         object_motion=22.0,
         still_camera=0.2,
+        pans=0.15,
         blur=0.4,
         plain=0.15,
         meshes=1.0,

@@ -351,13 +351,12 @@ class SceneGeometry:
     def _sample_camera_motion(self, rng: SceneRandom, relative_size: float, style: SceneStyle) -> None:
         moves = rng.draw_per_scene() >= style.still_camera
         normal = np.sqrt(-2 * np.log(1 - rng.draw_per_scene())) * np.cos(2 * np.pi * rng.draw_per_scene())
-        pixels = draw_motion_lengths(rng.draw_per_scene(), normal, style.camera_motion, relative_size, style) * moves
+        uniform, fraction = rng.draw_per_scene(), rng.draw_per_scene()  # the fraction of the motion that is a shift
+        heading, aim = rng.draw_per_scene(0, 2 * np.pi), rng.draw_per_scene(0, 2 * np.pi)
+        pixels = draw_motion_lengths(uniform, normal, style.camera_motion, relative_size, style)
+        pans = draw_motion_lengths(uniform, normal, style.pan_motion, relative_size, style)
+        pixels = np.where(fraction < style.pans, pans, pixels) * moves
         pixels = np.minimum(pixels, 160 * relative_size)
-        fraction, heading, aim = (
-            rng.draw_per_scene(),
-            rng.draw_per_scene(0, 2 * np.pi),
-            rng.draw_per_scene(0, 2 * np.pi),
-        )
         angle = pixels * (1 - fraction) / self.focal
         roll = 0.02 * (2 * rng.draw_per_scene() - 1) * np.minimum(pixels / relative_size / 5, 2)
         self.camera_turn = np.stack([angle * np.cos(aim), angle * np.sin(aim), roll], -1)
