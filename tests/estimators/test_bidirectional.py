@@ -137,6 +137,5 @@ def test_estimate_with_rough_backward_returns_none_if_unmeasured() -> None:
     for method, settings in (
         ("raft-small", NETWORKS["raft-small"]),
         ("fullfield-s", NetworkSettings(updates=0)),
-        ("fullfield-s", NetworkSettings(double=True)),
     ):
         assert NetworkEstimator(method, settings).estimate_with_rough_backward(*PAIR) is None

@@ -13,9 +13,12 @@ from torch.nn import functional
 from fullfield.models.cascade import (
     Cascade,
     FlowWithLogScale,
+    average_consistent_flows,
     compute_cascade_sizes,
     resample_flow,
     resample_pair_to_sizes,
+    rotate_flow_half_turn,
+    rotate_image_half_turn,
     select_more_confident_flow,
 )
 from fullfield.models.framing import STRIDE, choose_padding, resample_flow_to_cells
@@ -199,6 +202,35 @@ def test_select_more_confident_flow_keeps_nonfinite_values(which: str, surest: f
     flow = select_more_confident_flow(own, large).flow
     assert flow[0, :, 0, 0].isnan().all()
     assert flow[0, :, 2, 4].isfinite().all()
+
+
+def test_average_consistent_flows_weighs_by_expected_error() -> None:
+    first = FlowWithLogScale(torch.zeros(1, 2, 1, 4), torch.zeros(1, 1, 1, 4))
+    second = FlowWithLogScale(
+        torch.zeros(1, 2, 1, 4), torch.tensor([0.0, -math.log(2.0), -math.log(2.0), 1.0])[None, None, None]
+    )
+    second.flow[0, 0, 0] = torch.tensor([2.9, 1.4, 1.6, 3.1])  # 3 expected errors are 3, 1.5, 1.5 and 3
+    for one, two in ((first, second), (second, first)):
+        flow, log_scale = average_consistent_flows(one, two)
+        assert flow[0, 0, 0].tolist() == pytest.approx([1.45, 1.4 * 0.8, 1.6, 0.0])
+        assert log_scale.flatten().tolist() == pytest.approx([0, -math.log(2), -math.log(2), 0])
+    sure = FlowWithLogScale(torch.zeros(1, 2, 1, 1), torch.full((1, 1, 1, 1), -5.0))
+    near = FlowWithLogScale(torch.full((1, 2, 1, 1), 0.3), torch.full((1, 1, 1, 1), -5.0))
+    assert average_consistent_flows(sure, near).flow.unique().tolist() == pytest.approx([0.15])
+    near.flow[0, 1] = math.nan
+    assert average_consistent_flows(sure, near).flow.isnan().any()
+
+
+def test_rotate_flow_half_turn_matches_turned_frames() -> None:
+    frame = torch.rand(1, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+    flow = torch.zeros(1, 2, 5, 7)
+    flow[:, 0], flow[:, 1] = 1.0, 2.0
+    moved = frame.roll((2, 1), (2, 3))
+    turned, turned_moved = rotate_image_half_turn(frame), rotate_image_half_turn(moved)
+    assert torch.equal(turned.roll((-2, -1), (2, 3)), turned_moved)
+    assert torch.equal(rotate_flow_half_turn(flow), -flow)
+    flow[0, :, 0, 1] = 5
+    assert torch.equal(rotate_flow_half_turn(flow)[0, :, 4, 5], torch.tensor([-5.0, -5.0]))
 
 
 def _blurred(frame: torch.Tensor) -> torch.Tensor:

@@ -22,8 +22,11 @@ from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import METHODS, get_method, resolve_method_name
 from fullfield.models.cascade import (
     FlowWithLogScale,
+    average_consistent_flows,
     compute_cascade_sizes,
     resample_pair_to_sizes,
+    rotate_flow_half_turn,
+    rotate_image_half_turn,
     select_more_confident_flow,
 )
 from fullfield.models.downloads import DownloadProgress, compute_sha256
@@ -249,11 +252,11 @@ class NetworkEstimator(LoadingEstimator):
     ) -> FlowWithRoughBackward | None:
         """Estimate the flow, and in less time a backward flow as good as a refinement needs.
 
-        The backward flow takes the least number of updates, at the finest size of a cascade one less. The result is
-        None without updates or with the double size, and so it is for a network without uncertainty, for whose backward
+        The backward flow takes the least number of updates, at the finest size of a cascade and at the double size one
+        less. The result is None without updates, and so it is for a network without uncertainty, for whose backward
         flow no number of updates was measured.
         """
-        if 0 in self._get_fine_and_coarse_updates() or self.config.double or not NETWORKS[self.method].has_mixture:
+        if 0 in self._get_fine_and_coarse_updates() or not NETWORKS[self.method].has_mixture:
             return None
         requested = _RequestedResults(log_scale=log_scale, is_backward_rough=True)
         (forward, backward), still = self._estimate_directions(
@@ -306,8 +309,10 @@ class NetworkEstimator(LoadingEstimator):
             larger = bool(self.config.double)
             own = fine * PairSize.from_frame(pair[0]).pixels
             smaller = sum(coarse * PairSize.from_frame(one).pixels for one, _ in pairs[1:])
-            enlarged = 4 * own if larger else 0
-            report = _ProgressReporter(progress, len(initial_flows) * (smaller + own + enlarged))
+            # A guide is not estimated again from turned frames.
+            turned_count = (1 if requested.is_backward_rough else len(initial_flows)) if larger else 0
+            enlarged = 4 * own * (len(initial_flows) + turned_count) if larger else 0
+            report = _ProgressReporter(progress, len(initial_flows) * (smaller + own) + enlarged)
             requested = requested._replace(log_scale=requested.log_scale or larger)
             at = partial(
                 self._estimate_at_size,
@@ -324,14 +329,27 @@ class NetworkEstimator(LoadingEstimator):
                 return results[0]
             initial_flows = [one.flow for one in results[0]]  # from nothing, it loses motion beyond the training range
             frames = resample_pair_to_sizes(*pair, [(height, width), (2 * height, 2 * width)])[1]
-            results.append(at(frames, configured_fine, initial_flows))
-            # The confidence was fitted with no smaller scales than one size's.
-            min_log_scale = cast("Any", network.config).log_scale_min
-            both_sizes = cast("Iterator[tuple[FlowWithLogScale, FlowWithLogScale]]", zip(*results, strict=True))
-            return [
-                _NetworkFlow(best.flow, best.log_scale.clamp(min_log_scale))
-                for best in (select_more_confident_flow(*sizes) for sizes in both_sizes)
-            ]
+            enlarged_flows = at(frames, configured_fine, initial_flows, rough_updates=_ROUGH_UPDATES)
+            turned_frames = rotate_image_half_turn(frames[0]), rotate_image_half_turn(frames[1])
+            del frames
+            turned_starts = [rotate_flow_half_turn(cast("Tensor", flow)) for flow in initial_flows[:turned_count]]
+            turned = at(
+                turned_frames,
+                configured_fine,
+                turned_starts,
+                requested=requested._replace(is_backward_rough=False),
+            )
+            combined = []
+            for index, own_flow in enumerate(cast("list[FlowWithLogScale]", results[0])):
+                best = select_more_confident_flow(own_flow, cast("FlowWithLogScale", enlarged_flows[index]))
+                if index < turned_count:
+                    flow, log_scale = cast("FlowWithLogScale", turned[index])
+                    upright = FlowWithLogScale(rotate_flow_half_turn(flow), rotate_image_half_turn(log_scale))
+                    best = average_consistent_flows(best, select_more_confident_flow(own_flow, upright))
+                # The confidence was fitted with no smaller scales than one size's.
+                min_log_scale = cast("Any", network.config).log_scale_min
+                combined.append(_NetworkFlow(best.flow, best.log_scale.clamp(min_log_scale)))
+            return combined
 
     def _estimate_at_size(
         self,

@@ -48,7 +48,8 @@ class NetworkSettings(Config):
     )
     double: bool | None = create_field(
         None,
-        "also estimate at twice the size, and keep the more confident flow of each pixel: five times the work",
+        "also estimate at twice the size, upright and upside down, and keep the most confident flow of each pixel: "
+        "nine times the work",
     )
     precision: str = create_field(
         "auto",

@@ -8,6 +8,7 @@ of a pixel. Both improve at a larger size, which starts from the flow of the fra
 the training range would be lost. A network that estimates its uncertainty decides between the two at every pixel. It
 seldom expects an error under a pixel of the size that it sees, so the larger size wins where it is confident at both.
 The larger size corrects the flow by four cells at most, the radius of the lookup: farther away it is mostly wrong.
+Frames that are turned by half a turn give a second estimate, whose errors are partly others.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ THRESHOLD = 800
 
 MAX_CORRECTION_PX = 32.0
 """Largest difference between the flow of enlarged frames and that of the frames' own size that is taken."""
+
+_CONSISTENT_ERRORS, _CONSISTENT_PX = 3.0, 0.5
+"""Two estimates agree if they differ by so many expected errors or less, or by so many pixels."""
 
 
 class CascadableNetwork(Protocol):
@@ -171,3 +175,31 @@ def select_more_confident_flow(own: FlowWithLogScale, enlarged: FlowWithLogScale
     flow = torch.where(better, other, own.flow)
     flow = flow.masked_fill((other + own.flow).isnan(), math.nan)  # an overflow in half precision must stay visible
     return FlowWithLogScale(flow, torch.where(better, expected, own.log_scale))
+
+
+def average_consistent_flows(first: FlowWithLogScale, second: FlowWithLogScale) -> FlowWithLogScale:
+    """Return the mean of two estimates of the same flow, weighted by the inverse squares of their expected errors.
+
+    Where they do not agree, it is the more confident one. The expected error is the smaller of both.
+    """
+    better = second.log_scale < first.log_scale
+    best = torch.where(better, second.flow, first.flow)
+    other = torch.where(better, first.flow, second.flow)
+    log_scale = torch.minimum(first.log_scale, second.log_scale)
+    difference = other - best
+    limit = (_CONSISTENT_ERRORS * log_scale.exp()).clamp(min=_CONSISTENT_PX)
+    agrees = difference.norm(dim=1, keepdim=True) <= limit
+    other_share = torch.sigmoid(-2 * (first.log_scale - second.log_scale).abs())
+    flow = torch.where(agrees, best + other_share * difference, best)
+    flow = flow.masked_fill((best + other).isnan(), math.nan)  # an overflow in half precision must stay visible
+    return FlowWithLogScale(flow, log_scale)
+
+
+def rotate_image_half_turn(image: Tensor) -> Tensor:
+    """Return an image [..., H, W] turned by half a turn."""
+    return image.flip((-2, -1))
+
+
+def rotate_flow_half_turn(flow: Tensor) -> Tensor:
+    """Return the flow [B, 2, H, W] of frames that are turned by half a turn."""
+    return -flow.flip((-2, -1))
