@@ -248,7 +248,7 @@ def name_gpu_if_unusual(results: dict[str, Any], usual: str) -> str:
 
 VOLUMES = ("RAFT's volume", "ptlflow volume")
 KERNEL = "Briedis et al., reimplemented"
-COMPILED = "localcorr, compiled"
+COMPILED, TRITON = "localcorr, compiled", "localcorr, Triton"
 
 
 def lookup_table() -> str:
@@ -269,8 +269,10 @@ def lookup_table() -> str:
     if any(row["name"] == COMPILED for case, _ in load_lookup_cases() for row in case["rows"]):
         columns += [
             (f"{COMPILED}, float32", (COMPILED,), EASY, SINGLE),
+            (f"{TRITON}, float32", (TRITON,), EASY, SINGLE),
             ("fullfield, float16, calm", ("cuda",), EASY, "float16"),
             (f"{COMPILED}, float16", (COMPILED,), EASY, "float16"),
+            (f"{TRITON}, float16", (TRITON,), EASY, "float16"),
         ]
     rows = [["feature map", *(title for title, *_ in columns)]]
     measured = {
@@ -294,7 +296,8 @@ def lookup_table() -> str:
         f"float32 output; {usual} and graph replay unless marked; peak memory with inputs. RAFT's volume: one batched "
         "product in float32 of features",
         "rounded to bfloat16, pooled, sampled bilinearly. Our float32 multiplies pairs of float16 (22 bits): precision "
-        "`highest`.",
+        "`highest`. localcorr ran",
+        "through its own modules, in float16 also with positions and output in float16, as ours beside it.",
         f"{environments(used)}; `python -m benchmarks correlation`.",
     ]
     return f"{table_text(rows)}\n" + "\n".join(notes) + "\n"
