@@ -311,7 +311,7 @@ class NetworkEstimator(LoadingEstimator):
             smaller = sum(coarse * PairSize.from_frame(one).pixels for one, _ in pairs[1:])
             # A guide is not estimated again from turned frames.
             turned_count = (1 if requested.is_backward_rough else len(initial_flows)) if larger else 0
-            enlarged = 4 * own * (len(initial_flows) + turned_count) if larger else 0
+            enlarged = own * (4 * len(initial_flows) + 5 * turned_count) if larger else 0
             report = _ProgressReporter(progress, len(initial_flows) * (smaller + own) + enlarged)
             requested = requested._replace(log_scale=requested.log_scale or larger)
             at = partial(
@@ -324,28 +324,28 @@ class NetworkEstimator(LoadingEstimator):
             for frames in pairs[:0:-1]:
                 initial_flows = [one.flow for one in at(frames, configured_coarse, initial_flows)]
             limit = _ROUGH_UPDATES if len(pairs) > 1 and configured_fine is None else None
-            results = [at(pair, configured_fine, initial_flows, rough_updates=limit)]
+            own_flows = at(pair, configured_fine, initial_flows, rough_updates=limit)
             if not larger:
-                return results[0]
-            initial_flows = [one.flow for one in results[0]]  # from nothing, it loses motion beyond the training range
-            frames = resample_pair_to_sizes(*pair, [(height, width), (2 * height, 2 * width)])[1]
-            enlarged_flows = at(frames, configured_fine, initial_flows, rough_updates=_ROUGH_UPDATES)
-            turned_frames = rotate_image_half_turn(frames[0]), rotate_image_half_turn(frames[1])
-            del frames
-            turned_starts = [rotate_flow_half_turn(cast("Tensor", flow)) for flow in initial_flows[:turned_count]]
-            turned = at(
-                turned_frames,
-                configured_fine,
-                turned_starts,
-                requested=requested._replace(is_backward_rough=False),
-            )
+                return own_flows
+            sizes = [(height, width), (2 * height, 2 * width)]
+            large_pair = resample_pair_to_sizes(*pair, sizes)[1]
+            # From nothing, it loses motion beyond the training range.
+            large_flows = at(large_pair, configured_fine, [one.flow for one in own_flows], rough_updates=_ROUGH_UPDATES)
+            turned_pair = rotate_image_half_turn(pair[0]), rotate_image_half_turn(pair[1])
+            turned_starts = [
+                None if start is None else rotate_flow_half_turn(start) for start in initial_flows[:turned_count]
+            ]
+            turned_request = requested._replace(is_backward_rough=False)
+            turned_own_flows = at(turned_pair, configured_fine, turned_starts, requested=turned_request)
+            large_pair = rotate_image_half_turn(large_pair[0]), rotate_image_half_turn(large_pair[1])
+            turned_starts = [one.flow for one in turned_own_flows]
+            turned_large_flows = at(large_pair, configured_fine, turned_starts, requested=turned_request)
             combined = []
-            for index, own_flow in enumerate(cast("list[FlowWithLogScale]", results[0])):
-                best = select_more_confident_flow(own_flow, cast("FlowWithLogScale", enlarged_flows[index]))
+            for index, sized in enumerate(zip(own_flows, large_flows, strict=True)):
+                best = select_more_confident_flow(*cast("tuple[FlowWithLogScale, FlowWithLogScale]", sized))
                 if index < turned_count:
-                    flow, log_scale = cast("FlowWithLogScale", turned[index])
-                    upright = FlowWithLogScale(rotate_flow_half_turn(flow), rotate_image_half_turn(log_scale))
-                    best = average_consistent_flows(best, select_more_confident_flow(own_flow, upright))
+                    turned = [_turn_back(flows[index]) for flows in (turned_own_flows, turned_large_flows)]
+                    best = average_consistent_flows(best, select_more_confident_flow(*turned))
                 # The confidence was fitted with no smaller scales than one size's.
                 min_log_scale = cast("Any", network.config).log_scale_min
                 combined.append(_NetworkFlow(best.flow, best.log_scale.clamp(min_log_scale)))
@@ -475,6 +475,12 @@ class NetworkEstimator(LoadingEstimator):
             logger.debug("%s on %s: loaded weights %s", self.method, device, origin.path or origin.name)
         self._precision = self._choose_precision(device)
         return self._network
+
+
+def _turn_back(turned: _NetworkFlow) -> FlowWithLogScale:
+    """Return a flow with its log scale on the frames as they are, of frames turned by half a turn."""
+    flow, log_scale = cast("FlowWithLogScale", turned)
+    return FlowWithLogScale(rotate_flow_half_turn(flow), rotate_image_half_turn(log_scale))
 
 
 def disable_tf32_convolutions(device: torch.device) -> AbstractContextManager[None]:

@@ -49,7 +49,7 @@ class NetworkSettings(Config):
     double: bool | None = create_field(
         None,
         "also estimate at twice the size, upright and upside down, and keep the most confident flow of each pixel: "
-        "nine times the work",
+        "ten times the work",
     )
     precision: str = create_field(
         "auto",
