@@ -192,12 +192,17 @@ def test_verdict_requires_score_ratio_and_overlap() -> None:
     assert good.accepted
     assert good.reason is None
     sure = Doubts(0.0, 0.0, is_deformed=False)
-    assert 0.5 < estimate_confidence(good, sure._replace(contradiction=0.05)) < estimate_confidence(good, sure) < 1.0
+    assert (
+        0.5
+        < estimate_confidence(good, sure._replace(distinctive_contradiction=0.05))
+        < estimate_confidence(good, sure)
+        < 1.0
+    )
     assert estimate_confidence(good, sure._replace(rival=0.8)) < estimate_confidence(good, sure)
-    assert estimate_confidence(good._replace(agreeing=0.2), sure) < estimate_confidence(good, sure)
+    assert estimate_confidence(good._replace(agreeing_fraction=0.2), sure) < estimate_confidence(good, sure)
     assert estimate_confidence(good._replace(inliers=9000), sure) == 0.99  # certain it never is
     assert estimate_confidence(good._replace(inliers=9000), sure._replace(is_deformed=True)) < 0.9
-    assert estimate_confidence(good, sure._replace(contradiction=1.0)) < 0.1
+    assert estimate_confidence(good, sure._replace(distinctive_contradiction=1.0)) < 0.1
     assert good._replace(limits=LEARNED_LIMITS).accepted
     weak = good._replace(inliers=9)
     assert weak.accepted
@@ -207,7 +212,7 @@ def test_verdict_requires_score_ratio_and_overlap() -> None:
         good._replace(matches=130, limits=LEARNED_LIMITS),  # than 25 %
         good._replace(inliers=5, overlap=1.0),
         good._replace(inliers=90, overlap=0.07),
-        good._replace(upright=0.3),
+        good._replace(aligned_fraction=0.3),
     ):
         assert not refused.accepted
         assert refused.reason is not None

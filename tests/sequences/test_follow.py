@@ -104,12 +104,12 @@ def test_follow_tracker_occlusion_marks_hidden_pixels(shot: SyntheticShot) -> No
 def test_follow_tracker_restored_equals_uninterrupted(shot: SyntheticShot) -> None:
     frames = [shot.render_frame(index)[None] for index in range(shot.frames)]
     whole = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.1), None)
-    stored = [whole.add_frame(frame, is_half=True) for frame in frames[1:]]
+    stored = [whole.add_frame(frame, rounds_to_half=True) for frame in frames[1:]]
     continued = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.1), None)
     for frame, layers in zip(frames[1:9], stored[:8], strict=True):
         continued.restore_frame(frame, layers)
     for frame, expected in zip(frames[9:], stored[8:], strict=True):
-        for name, plane in continued.add_frame(frame, is_half=True).items():
+        for name, plane in continued.add_frame(frame, rounds_to_half=True).items():
             assert torch.equal(plane, expected[name]), name
 
 

@@ -108,7 +108,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     if args.submission is not None:
         get_submission_layout(dataset)
         paths.check_folder_exists_or_creatable(args.submission, "--submission")
-    folder = Path(args.output or build_default_run_folder(dataset, args.method, scale))
+    folder = Path(args.output or format_default_run_folder(dataset, args.method, scale))
     paths.check_folder_exists_or_creatable(os.fspath(folder), "--output")
     if not args.score_only:
         PredictionRun.check_folder_is_new_or_run(folder)  # before weights are downloaded and kernels compiled
@@ -178,7 +178,7 @@ def open_dataset_argument(text: str, option: str) -> FlowDataset:
     return open_dataset(name, Path(folder).expanduser())
 
 
-def build_default_run_folder(dataset: FlowDataset, method: str, scale: Any) -> str:
+def format_default_run_folder(dataset: FlowDataset, method: str, scale: Any) -> str:
     """Return the default folder of a run, by data set, method and scale."""
     tail = "" if scale == 1 else f"-{scale.numerator}of{scale.denominator}"
     return f"runs/{dataset.name}/{method.replace(':', '-')}{tail}"

@@ -27,7 +27,7 @@ _SETTINGS = {"samples": "samples", "voxel": "voxel", "seed": "seed", "ransac": "
 _CRITERIA = ("max_rre", "max_rte", "max_rmse", "inlier_distance", "inlier_ratio")
 
 
-def _parse_counts(text: str) -> tuple[int, ...]:
+def _parse_sample_counts(text: str) -> tuple[int, ...]:
     counts = tuple(argtypes.parse_positive_integer(word) for word in text.split(","))
     if min(counts) < 3:
         raise argparse.ArgumentTypeError(f"expected numbers of at least 3, got {text!r}")
@@ -37,7 +37,7 @@ def _parse_counts(text: str) -> tuple[int, ...]:
 
 
 _OPTIONS: tuple[tuple[str, Any, str, str], ...] = (
-    ("--samples", _parse_counts, "N,...", f"largest number of matches; one run for each number [{_SAMPLES}]"),
+    ("--samples", _parse_sample_counts, "N,...", f"largest number of matches; one run for each number [{_SAMPLES}]"),
     ("--voxel", argtypes.parse_positive_number, "X", "edge of a voxel, in the clouds' units [auto]"),
     ("--seed", argtypes.parse_nonnegative_integer, "N", "seed of the random draws [0]"),
     ("--ransac", argtypes.parse_positive_integer, "N", "number of triples that RANSAC draws [50000]"),

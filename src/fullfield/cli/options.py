@@ -277,7 +277,7 @@ def read_truth(
     pred_path: str,
     *,
     vector_scale: float = 1.0,
-    has_four_values: bool = False,
+    has_four_vectors_per_pixel: bool = False,
     **read_arguments: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return the truth for ``pred`` ``[2, H, W]`` and where it is known (bool ``[H, W]``).
@@ -293,10 +293,10 @@ def read_truth(
         truth = truth * vector_scale
     height, width = pred.shape[-2:]
     twice = truth.shape[-2:] == (2 * height, 2 * width)
-    if twice and (has_four_values or Path(path).suffix.lower() == ".flo5"):
+    if twice and (has_four_vectors_per_pixel or Path(path).suffix.lower() == ".flo5"):
         values = split_four_values(truth, valid)
         return values, values.isfinite().all(1).all(0)
-    if has_four_values:
+    if has_four_vectors_per_pixel:
         raise InputError(
             f"--four-values: {path} is {format_size(truth)}, expected twice the size of {pred_path}, "
             f"{format_size(pred)}"

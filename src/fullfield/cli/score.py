@@ -219,7 +219,7 @@ def _load_scoring_inputs(
     pred, predicted = io.read_flow(files.pred, **choice)
     outside = _mark_unpredicted_outside_frame(files.pred, predicted, choice)
     choice = {**get_layer_arguments(args, "truth"), **get_vector_arguments(args, "truth-")}
-    choice |= {"vector_scale": args.truth_scale, "has_four_values": args.four_values}
+    choice |= {"vector_scale": args.truth_scale, "has_four_vectors_per_pixel": args.four_values}
     truth, valid = read_truth(files.truth, pred, files.pred, **choice)
     for option, path, expected in (("--valid", files.valid, True), ("--invalid", files.invalid, False)):
         if path is not None:

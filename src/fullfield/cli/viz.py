@@ -123,7 +123,7 @@ def _read_truth(args: argparse.Namespace, flow: Tensor, display_box: Box | None)
     choice: dict[str, Any] = get_layer_arguments(args, "truth")
     if display_box is not None and has_exr_suffix(args.truth):
         choice["window"] = display_box
-    truth, valid = read_truth(args.truth, flow, args.flow, has_four_values=args.four_values, **choice)
+    truth, valid = read_truth(args.truth, flow, args.flow, has_four_vectors_per_pixel=args.four_values, **choice)
     if count_truth_vectors_per_pixel(truth) == 4 and not args.four_values:
         report.print_note(f"{args.truth}: {FOUR_VALUES}")
     return truth, valid

@@ -65,14 +65,14 @@ def check_pixel_count(
     height: int,
     file_bytes: int,
     max_pixels_per_byte: int = 4096,
-    always_allowed: int = _PIXELS_ALWAYS,
+    always_allowed_pixels: int = _PIXELS_ALWAYS,
 ) -> None:
     """Refuse a picture whose header claims far more pixels than a file of ``file_bytes`` bytes can hold.
 
-    ``always_allowed`` pixels pass in any file, by default 2²²; every byte of the file allows ``max_pixels_per_byte``
+    ``always_allowed_pixels`` pass in any file, by default 2²²; every byte of the file allows ``max_pixels_per_byte``
     more. The densest frame we know, a black one in OpenEXR's DWAB, holds 2744 pixels a byte.
     """
-    _check_claimed_size(path, width, height, file_bytes, always_allowed + max_pixels_per_byte * file_bytes)
+    _check_claimed_size(path, width, height, file_bytes, always_allowed_pixels + max_pixels_per_byte * file_bytes)
 
 
 def check_display_window_size(path: Path, width: int, height: int, file_bytes: int) -> None:

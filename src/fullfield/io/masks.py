@@ -31,14 +31,16 @@ _PLANES = (("r", "g", "b"), ("red", "green", "blue"), ("y",), ("a",), ("alpha",)
 _MASK_KINDS = "fiub"
 
 
-def read_mask(mask: str, source: ImageSource | None, box: Box, display: Box) -> Mask:  # [height, width] of the box
+def read_mask(
+    mask: str, source: ImageSource | None, box: Box, display_window: Box
+) -> Mask:  # [height, width] of the box
     """Return where a mask is not black, on ``box``; what lies beyond the mask's pixels is black.
 
     Args:
         mask: the name of a channel of ``source``, or of a picture of the frame's size, or ``FILE:CHANNEL``.
         source: the open frame, if it is an OpenEXR.
         box: the pixels of the frame, in coordinates of its windows.
-        display: the frame's display window; a mask in another format than OpenEXR covers that.
+        display_window: the frame's display window; a mask in another format than OpenEXR covers that.
     """
     name, channel = split_mask_name(mask)
     if name is None:
@@ -47,19 +49,19 @@ def read_mask(mask: str, source: ImageSource | None, box: Box, display: Box) -> 
         return _read_mask_channel(source, list(source.iterate_parts()), mask, box)
     path = Path(name)
     if path.suffix.lower() in ARRAY_SUFFIXES:
-        return _crop_mask_to_box(path, read_mask_array(path, channel)[None], box, display)
+        return _crop_mask_to_box(path, read_mask_array(path, channel)[None], box, display_window)
     if detect_format_and_size(path)[0] == "pfm":
-        return _crop_mask_to_box(path, read_pfm_planes(path), box, display)
+        return _crop_mask_to_box(path, read_pfm_planes(path), box, display_window)
     with open_source(path) as file:
         parts = list(file.iterate_parts())
         if file.kind == "openexr":
-            if parts and parts[0].display_window != display:
-                raise _build_size_error(path, parts[0].display_window[2:], display)
+            if parts and parts[0].display_window != display_window:
+                raise _build_size_error(path, parts[0].display_window[2:], display_window)
             return _read_mask_channel(file, parts, channel, box)
         part = file.get_first_part()
         planes = file.read_planes(part, _choose_default_mask_channels(part) or [0], part.data_window)
         planes = rotate_upright(planes, part.spec.get_int_attribute("Orientation", 1))
-        return _crop_mask_to_box(path, planes, box, display)
+        return _crop_mask_to_box(path, planes, box, display_window)
 
 
 def read_mask_array(path: Path, name: str | None = None) -> Mask:
@@ -114,14 +116,14 @@ def _choose_default_mask_channels(part: ImagePart) -> list[int]:
     return [channels[name] for name in names]
 
 
-def _crop_mask_to_box(path: Path, planes: NDArray[Any], box: Box, display: Box) -> Mask:
+def _crop_mask_to_box(path: Path, planes: NDArray[Any], box: Box, display_window: Box) -> Mask:
     """Return a mask that covers the display window on a box."""
     height, width = planes.shape[-2:]
-    if (width, height) != display[2:]:
-        raise _build_size_error(path, (width, height), display)
+    if (width, height) != display_window[2:]:
+        raise _build_size_error(path, (width, height), display_window)
     mask = _mark_nonblack(planes)
     result = np.zeros((box[3], box[2]), np.bool_)
-    left, top = box[0] - display[0], box[1] - display[1]
+    left, top = box[0] - display_window[0], box[1] - display_window[1]
     inside = mask[max(top, 0) : max(top + box[3], 0), max(left, 0) : max(left + box[2], 0)]
     y, x = max(-top, 0), max(-left, 0)
     result[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
@@ -132,5 +134,7 @@ def _mark_nonblack(planes: NDArray[Any]) -> Mask:
     return np.asarray((planes > 0).any(axis=0))
 
 
-def _build_size_error(path: Path, size: tuple[int, ...], display: Box) -> InputError:
-    return InputError(f"mask: {path}: expected the frame's size, {display[2]}x{display[3]}, got {size[0]}x{size[1]}")
+def _build_size_error(path: Path, size: tuple[int, ...], display_window: Box) -> InputError:
+    return InputError(
+        f"mask: {path}: expected the frame's size, {display_window[2]}x{display_window[3]}, got {size[0]}x{size[1]}"
+    )

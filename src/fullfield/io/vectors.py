@@ -101,7 +101,7 @@ def build_pair_planes(maps: Mapping[str, Tensor], valid: Tensor | None = None) -
 
 
 def pack_layers_into_scanlines(
-    layers: Mapping[str, NDArray[np.float32]], dtype: str | None, y: str, buffer: NDArray[np.uint8] | None = None
+    layers: Mapping[str, NDArray[np.float32]], dtype: str | None, y_axis: str, buffer: NDArray[np.uint8] | None = None
 ) -> Scanlines:
     """Return vectors as lines of a file, in ``buffer`` if it fits; FlowRangeError where half cannot hold them."""
     channels: list[NamedPlane] = []
@@ -111,13 +111,13 @@ def pack_layers_into_scanlines(
             continue
         finite = mark_finite_vectors(values)
         channels += exr.build_vector_channels(
-            name, values if finite.all() else fill_invalid_with_nan(values, finite), y
+            name, values if finite.all() else fill_invalid_with_nan(values, finite), y_axis
         )
     return exr.pack_channels_checking_range(channels, dtype, buffer)
 
 
 def pack_layers_into_scanlines_on_device(
-    layers: Mapping[str, Tensor], dtype: str | None, y: str
+    layers: Mapping[str, Tensor], dtype: str | None, y_axis: str
 ) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """Return the channels' names, the lines' bytes and one bool, as tensors on the device of the parts.
 
@@ -126,7 +126,9 @@ def pack_layers_into_scanlines_on_device(
     channels = [
         channel
         for name, layer in layers.items()
-        for channel in (exr.build_vector_channels(name, layer, y) if name in DIRECTIONS else [NamedPlane(name, layer)])
+        for channel in (
+            exr.build_vector_channels(name, layer, y_axis) if name in DIRECTIONS else [NamedPlane(name, layer)]
+        )
     ]
     channels.sort(key=lambda channel: channel.name)
     first, half = channels[0].plane, dtype == "half"

@@ -154,11 +154,18 @@ def resample_flow_to_cells(
     return torch.cat((flow[:, :1] * x, flow[:, 1:] * y), 1)
 
 
-def _sample_at_cell_centers(field: Tensor, dim: int, cells: int, before: int, scale: float) -> Tensor:
-    """Sample ``field`` along ``dim`` at the centres of ``cells`` cells that begin ``before`` pixels outside."""
+def _sample_at_cell_centers(
+    field: Tensor, dim: int, cell_count: int, padding_before_px: int, field_scale: float
+) -> Tensor:
+    """Sample ``field`` along ``dim`` at the centres of cells that begin ``padding_before_px`` outside of the frame.
+
+    ``field_scale`` is the size of the field over that of the frame.
+    """
     last = field.shape[dim] - 1
-    centres = torch.arange(cells, device=field.device, dtype=torch.float32) * STRIDE + (0.5 * STRIDE - before)
-    position = (centres * scale - 0.5).clamp(0, last)
+    centres = torch.arange(cell_count, device=field.device, dtype=torch.float32) * STRIDE + (
+        0.5 * STRIDE - padding_before_px
+    )
+    position = (centres * field_scale - 0.5).clamp(0, last)
     lower = position.floor()
     weight = position - lower
     index = lower.to(torch.int64)

@@ -108,10 +108,10 @@ def _create_princeton_weights_entry(
 
 
 def _create_torchvision_weights_entry(
-    version: str, digits: str, training: str, metrics: Mapping[str, float]
+    version: str, sha256_prefix: str, training: str, metrics: Mapping[str, float]
 ) -> WeightsEntry:
     size, _, rest = version.partition("_")
-    file = f"raft_{version}-{digits}.pth"
+    file = f"raft_{version}-{sha256_prefix}.pth"
     origin = "ported from princeton's by torchvision" if version.endswith("V1") else "trained by torchvision"
     return WeightsEntry(
         f"torchvision-{size}-{rest.replace('_', '-').lower()}",
@@ -120,7 +120,7 @@ def _create_torchvision_weights_entry(
         f"{training} ({origin})",
         "https://pytorch.org/vision/stable/models/raft.html",
         url=f"https://download.pytorch.org/models/{file}",
-        sha256=digits,
+        sha256=sha256_prefix,
         checked="its first digits, published in the file's name",
         metrics=metrics,
         metrics_source="torchvision 0.28",

@@ -87,13 +87,13 @@ class Deformation(NamedTuple):
     is_deformed: bool  # whether strains are significant, or a bend explains most of what the pose leaves
 
 
-def describe_scale(scale: float, *, exact: bool = True) -> str:
-    """Return which cloud is larger, and the units that fit; the source is ``scale`` times as large as the target."""
-    larger = max(scale, 1 / scale)
+def describe_scale(source_over_target: float, *, exact: bool = True) -> str:
+    """Return which cloud is larger, and the units that fit, from the source's size over the target's."""
+    larger = max(source_over_target, 1 / source_over_target)
     factor = min(UNITS, key=lambda factor: abs(np.log(larger / factor)))
     tolerance = _SAME_UNIT if exact else _LIKELY_UNIT
     hint = f" ({UNITS[factor]}?)" if abs(np.log(larger / factor)) < tolerance else ""
-    larger_cloud, smaller_cloud = ("source", "target") if scale >= 1 else ("target", "source")
+    larger_cloud, smaller_cloud = ("source", "target") if source_over_target >= 1 else ("target", "source")
     digits = f"{larger:.4g}" if exact else f"{larger:.2g}"
     number = f"{float(digits):,.0f}" if larger >= 100 else digits
     return f"the {larger_cloud} seems {'' if exact else 'about '}{number} times as large as the {smaller_cloud}{hint}"

@@ -76,14 +76,14 @@ class NetworkInput(NamedTuple):
     surroundings: Surroundings | None = None  # None: to be computed
 
 
-def prepare_network_input(fine: Floats, rows: Ints, *, with_surroundings: bool = False) -> NetworkInput:
-    """Prepare the network's input from ``fine`` [F, 3], one point per half voxel.
+def prepare_network_input(fine_points: Floats, rows: Ints, *, with_surroundings: bool = False) -> NetworkInput:
+    """Prepare the network's input from ``fine_points`` [F, 3], one point per half voxel.
 
     ``rows`` are the points to describe; ``with_surroundings`` adds their surroundings, of the neighbours that FPFH
     searches.
     """
-    points = fine[rows]
-    normals, shapes = compute_normals_and_shapes(fine, points, NORMAL_RADIUS, SHAPE_RADIUS)
+    points = fine_points[rows]
+    normals, shapes = compute_normals_and_shapes(fine_points, points, NORMAL_RADIUS, SHAPE_RADIUS)
     neighbors = radius_search(torch.from_numpy(points), FEATURE_RADIUS, sort_indices=False)
     features = np.concatenate([shapes, compute_fpfh(points, normals, neighbors)], 1)
     coordinates, upright, values = (torch.from_numpy(array.astype(np.float32)) for array in (points, normals, features))
@@ -105,39 +105,49 @@ class Levels(NamedTuple):
         return Levels(tuple(inputs), tuple(Links(*(tensor.to(device) for tensor in one)) for one in self.links))
 
 
-def prepare_network_levels(fine: Floats, rows: Ints, scales: int, *, with_surroundings: bool = False) -> Levels:
-    """Prepare the inputs at ``scales`` resolutions, each half the one before; see :func:`prepare_network_input`.
+def prepare_network_levels(
+    fine_points: Floats, rows: Ints, resolution_count: int, *, with_surroundings: bool = False
+) -> Levels:
+    """Prepare the inputs at several resolutions, each half the one before; see :func:`prepare_network_input`.
 
-    Every resolution is seen in its own voxels, so its points stand to the finer ones as ``fine[rows]`` to ``fine``.
+    Every resolution is seen in its own voxels, so its points stand to the finer ones as ``fine_points[rows]`` to all.
     """
-    inputs, links = [prepare_network_input(fine, rows, with_surroundings=with_surroundings)], list[Links]()
-    for _ in range(1, scales):
-        fine = fine[rows] / 2
-        rows = select_one_per_cell(fine, 1.0)
-        inputs.append(prepare_network_input(fine, rows, with_surroundings=with_surroundings))
-        distances, linked = find_nearest(fine[rows], fine, min(LINKED, len(rows)))
+    inputs, links = [prepare_network_input(fine_points, rows, with_surroundings=with_surroundings)], list[Links]()
+    for _ in range(1, resolution_count):
+        fine_points = fine_points[rows] / 2
+        rows = select_one_per_cell(fine_points, 1.0)
+        inputs.append(prepare_network_input(fine_points, rows, with_surroundings=with_surroundings))
+        distances, linked = find_nearest(fine_points[rows], fine_points, min(LINKED, len(rows)))
         links.append(_build_interpolation_links(*(torch.from_numpy(array) for array in (rows, linked, distances))))
     return Levels(tuple(inputs), tuple(links))
 
 
-def prepare_levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
+def prepare_levels_on_device(fine_points: Tensor, rows: Tensor, resolution_count: int) -> Levels:
     """Return :func:`prepare_network_levels` of float64 tensors, with the surroundings, computed on their device."""
-    if _launching.explain_unsupported_device(fine.device) is not None:
-        return prepare_network_levels(fine.cpu().numpy(), rows.cpu().numpy(), scales).to(fine.device)
-    _check.require(bool(torch.isfinite(fine).all()), "fine", "finite coordinates", "NaN or infinity")
+    if _launching.explain_unsupported_device(fine_points.device) is not None:
+        return prepare_network_levels(fine_points.cpu().numpy(), rows.cpu().numpy(), resolution_count).to(
+            fine_points.device
+        )
+    _check.require(bool(torch.isfinite(fine_points).all()), "fine_points", "finite coordinates", "NaN or infinity")
     _check.require(is_packed(len(rows), CELLS), "rows", f"at most {1 << BITS} points", len(rows))
     inputs, links = list[NetworkInput](), list[Links]()
-    fine = fine.contiguous()
-    points = fine[rows]
-    for scale in range(scales):
+    fine_points = fine_points.contiguous()
+    points = fine_points[rows]
+    for scale in range(resolution_count):
         if scale:
-            fine = points / 2
-            rows = grid_downsample(fine, 1.0).indices
-            points = fine[rows]
-            linked = knn_search(points, min(LINKED, len(rows)), fine).indices.view(len(fine), -1).to(torch.int64)
-            links.append(_build_interpolation_links(rows, linked, (points[linked] - fine[:, None]).norm(dim=2)))
-        cloud, queries = (Cloud(cloud_points, torch.tensor([0, len(cloud_points)])) for cloud_points in (fine, points))
-        flat, coordinates = (cloud_points.to(torch.float32) for cloud_points in (fine, points))
+            fine_points = points / 2
+            rows = grid_downsample(fine_points, 1.0).indices
+            points = fine_points[rows]
+            linked = (
+                knn_search(points, min(LINKED, len(rows)), fine_points)
+                .indices.view(len(fine_points), -1)
+                .to(torch.int64)
+            )
+            links.append(_build_interpolation_links(rows, linked, (points[linked] - fine_points[:, None]).norm(dim=2)))
+        cloud, queries = (
+            Cloud(cloud_points, torch.tensor([0, len(cloud_points)])) for cloud_points in (fine_points, points)
+        )
+        flat, coordinates = (cloud_points.to(torch.float32) for cloud_points in (fine_points, points))
         normal_neighbors, feature_neighbors = run_radius_searches(
             [
                 (cloud, queries, (flat, coordinates), NORMAL_RADIUS),
@@ -145,7 +155,7 @@ def prepare_levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
             ]
         )
         outward = torch.empty_like(coordinates)
-        features = DESCRIBER.compute_shapes(fine, points, normal_neighbors, SHAPE_RADIUS, outward)
+        features = DESCRIBER.compute_shapes(fine_points, points, normal_neighbors, SHAPE_RADIUS, outward)
         neighbors_per_cell, triplets = DESCRIBER.bin_neighbors_into_cells(
             coordinates, outward, feature_neighbors, BITS, features
         )

@@ -65,15 +65,15 @@ class Rival(NamedTuple):
     """Pose beside the best one, and what speaks for either."""
 
     transform: Floats  # [4, 4]
-    confirmed: float  # confirmed points, over those of the best pose
+    confirmed_ratio: float  # confirmed points, over those of the best pose
     significance: float  # of the points that contradict this pose and confirm the best one, less the reverse
-    unlike: float  # share of the points confirmed in both that look alike in the best pose only, less the reverse
-    patches: float  # significance of the patches of such points, in the cloud where it is smaller
+    unlike_fraction: float  # of points confirmed in both: those alike in the best pose only, less the reverse
+    patch_significance: float  # significance of the patches of such points, in the cloud where it is smaller
 
     @property
     def margin(self) -> float:
         """Return how clearly the clouds decide against this pose: 1 where they hardly do, below 0 where they do not."""
-        return self.significance / _SIGNIFICANT + self.unlike / _UNLIKE
+        return self.significance / _SIGNIFICANT + self.unlike_fraction / _UNLIKE
 
     @property
     def is_refuted(self) -> bool:
@@ -82,27 +82,27 @@ class Rival(NamedTuple):
         Something without an image contradicts in both clouds: where it stands, and where its image is missing. What the
         border of a window cuts contradicts in one cloud only.
         """
-        has_patches = self.patches >= _DECISIVE_IN_EACH
+        has_patches = self.patch_significance >= _DECISIVE_IN_EACH
         return self.significance >= (_DECISIVE if has_patches else _DECISIVE_ALONE)
 
     @property
     def is_equal(self) -> bool:
         """Return whether the clouds do not decide between the two."""
-        return self.confirmed >= _MIN_CONFIRMED and self.margin < _EQUAL and not self.is_refuted
+        return self.confirmed_ratio >= _MIN_CONFIRMED and self.margin < _EQUAL and not self.is_refuted
 
     @property
     def is_close(self) -> bool:
         """Return whether only descriptors speak against this pose, and not clearly."""
-        return self.confirmed >= _MIN_CONFIRMED and self.margin < _CLOSE and self.significance < _SILENT
+        return self.confirmed_ratio >= _MIN_CONFIRMED and self.margin < _CLOSE and self.significance < _SILENT
 
     @property
     def is_better(self) -> bool:
         """Return whether the clouds decide for this one."""
-        return self.margin < -1 and self.unlike < 0 and self.confirmed > _AS_LARGE
+        return self.margin < -1 and self.unlike_fraction < 0 and self.confirmed_ratio > _AS_LARGE
 
 
 def find_rivals(
-    transform: Floats,
+    best_transform: Floats,
     source: Scan,
     target: Scan,
     comparison: SurfaceComparison,
@@ -111,9 +111,9 @@ def find_rivals(
     known_poses: Sequence[Floats],
     seed: int,
 ) -> list[Rival]:
-    """Return poses that differ from ``transform`` and that the clouds may not decide against.
+    """Return poses that differ from ``best_transform`` and that the clouds may not decide against.
 
-    ``best_agreement`` and ``windows`` are those of ``transform``; ``known_poses`` may be rivals.
+    ``best_agreement`` and ``windows`` are those of ``best_transform``; ``known_poses`` may be rivals.
     """
     sampled = np.random.default_rng(seed).permutation(len(source.points))[:_SAMPLED]
     points, normals = source.points[sampled], source.normals[sampled]
@@ -121,29 +121,31 @@ def find_rivals(
     sampled_agreement = best_agreement.select_points(sampled_rows)
     motions = _find_motions_onto_copies(windows.points[0], target, seed)
     best_constraint = _measure_weakest_constraint(
-        transform, source, target, best_agreement.confirmed & best_agreement.is_surrounded
+        best_transform, source, target, best_agreement.confirmed & best_agreement.is_surrounded
     )
     rivals, compared = list[Rival](), list[Floats]()
-    for candidate in (*known_poses, *(motion @ transform for motion in motions)):
+    for candidate in (*known_poses, *(motion @ best_transform for motion in motions)):
         if not _is_plausible_pose(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
             continue
         roughly = refine_pose_on_planes(planes, points[:_SCREENED], normals[:_SCREENED], candidate, _WIDE_REACHES)
-        if _is_near_any(roughly, (transform, *compared), points, _SAME_BASIN):
+        if _is_near_any(roughly, (best_transform, *compared), points, _SAME_BASIN):
             continue
         refined = refine_pose_on_planes(planes, points, normals, roughly, _REACHES)
-        if _is_near_any(refined, [transform], points, _MIN_DISTANCE) or _is_near_any(refined, compared, points, _SAME):
+        if _is_near_any(refined, [best_transform], points, _MIN_DISTANCE) or _is_near_any(
+            refined, compared, points, _SAME
+        ):
             continue
         compared.append(refined)
         preview = comparison(refined, _STEP)
         previewed = _compare_rival_with_best(refined, preview, sampled_agreement, points_per_flag=_STEP)
         is_refuted = preview.contradicted_fraction > _NOT_SYMMETRIC and previewed.margin > _CLEAR
-        if is_refuted or previewed.confirmed < _MIN_PREVIEWED:
+        if is_refuted or previewed.confirmed_ratio < _MIN_PREVIEWED:
             continue
         agreement = comparison(refined)
         rival = _compare_rival_with_best(refined, agreement, best_agreement)
         if rival.margin < _CLEAR:
             rival = _compare_rival_with_best(refined, agreement, best_agreement, windows)
-        if rival.confirmed < _MOST:
+        if rival.confirmed_ratio < _MOST:
             constraint = _measure_weakest_constraint(refined, source, target, agreement.confirmed)
             is_determined = constraint >= max(_DETERMINED, _PER_MARGIN * rival.margin)
             if constraint < _MIN_CONSTRAINT * best_constraint and not is_determined:
@@ -191,7 +193,7 @@ def _compare_rival_with_best(
         if windows is not None:
             is_against = is_against & ~windows.find_points_beyond_ends(transform)
             is_in_favor = is_in_favor & ~windows.is_outside_hull
-            patches = windows.measure_patches(is_against, is_in_favor)
+            patches = windows.measure_patch_significance(is_against, is_in_favor)
     significance = measure_significance(is_against, is_in_favor, points_per_flag)
     first, second = best_agreement.unlikeness[shared], agreement.unlikeness[shared]
     only_best = np.count_nonzero(second > _FACTOR * first + _DIFFERENCE)
@@ -250,13 +252,13 @@ def _find_motions_by_votes(target: Scan, rows: Ints, partners: Ints) -> list[Flo
     Points along an edge all look alike, so a triple hardly ever holds three true partners; a shift needs only one.
     Points of one small cell have one vote, or two edges of one box would outvote the rest of a room.
     """
-    places, _ = _list_cells(target.points[rows].T, _VOTER_CELL)
+    places, _ = _compute_cell_numbers_and_grid_shape(target.points[rows].T, _VOTER_CELL)
     voters = np.repeat(np.unique(places, return_inverse=True)[1], partners.shape[1])
     points, partner_points = target.points[rows].T, np.moveaxis(target.points[partners], 2, 0).copy()
     motions = list[Floats]()
     for number, rotation in enumerate((np.eye(3), *_list_rotations_about_main_normals(target))):
         shifts = (partner_points - (rotation @ points)[:, :, None]).reshape(3, -1)
-        cells, shape = _list_cells(shifts, _VOTING_CELL)
+        cells, shape = _compute_cell_numbers_and_grid_shape(shifts, _VOTING_CELL)
         ballots = np.sort(cells * len(rows) + voters)  # np.unique takes many times as long
         ballots = ballots[np.diff(ballots, prepend=-1) > 0] // len(rows)
         starts = np.flatnonzero(np.diff(ballots, prepend=-1))
@@ -271,9 +273,9 @@ def _find_motions_by_votes(target: Scan, rows: Ints, partners: Ints) -> list[Flo
     return motions
 
 
-def _list_cells(coordinates: Floats, edge: float) -> tuple[Ints, tuple[int, ...]]:
+def _compute_cell_numbers_and_grid_shape(coordinates: Floats, cell_size: float) -> tuple[Ints, tuple[int, ...]]:
     """Return the numbers [N] of the cubic cells of points [3, N], and the numbers of cells along x, y and z."""
-    x, y, z = (((values - values.min()) / edge).astype(np.int64) for values in coordinates)
+    x, y, z = (((values - values.min()) / cell_size).astype(np.int64) for values in coordinates)
     shape = int(x.max()) + 1, int(y.max()) + 1, int(z.max()) + 1
     return (x * shape[1] + y) * shape[2] + z, shape
 

@@ -35,18 +35,18 @@ def replace_refusal_if_scale_explains(
     both_extents = [_measure_box_diagonal(points) for points in clouds]
     if min(both_extents) <= 0:
         return refused
-    extents = both_extents[0] / both_extents[1]
-    factors = _list_plausible_factors(refused, extents, search)
+    extent_ratio = both_extents[0] / both_extents[1]
+    factors = _list_plausible_factors(refused, extent_ratio, search)
     for number, factor in enumerate(factors):
         report(number / len(factors), f"trying a size {factor:.4g} times the target's")
-        scale = _refine_and_confirm_factor(factor, refused, clouds, search)
+        scale = _refine_factor_if_confirmed(factor, refused, clouds, search)
         if scale is not None:
             return _refuse_for_scale(refused, describe_scale(scale))
-    larger = max(extents, 1 / extents)
+    larger = max(extent_ratio, 1 / extent_ratio)
     if larger <= _MAX_RATIO or refused.cause in ("free", "mirror", "repetition", "scale", "shape"):
         return refused
     if larger >= _OTHER_UNIT and refused.cause == "points":
-        return _refuse_for_scale(refused, describe_scale(extents, exact=False))
+        return _refuse_for_scale(refused, describe_scale(extent_ratio, exact=False))
     return replace(refused, reason=f"{refused.reason}; the extents of the clouds differ by a factor of {larger:.2g}")
 
 
@@ -55,7 +55,7 @@ def _refuse_for_scale(refused: Registration, reason: str) -> Registration:
     return replace(refused, reason=reason, cause="scale", untried=(), free_directions=(), alternatives=())
 
 
-def _refine_and_confirm_factor(
+def _refine_factor_if_confirmed(
     factor: float, refused: Registration, clouds: list[Floats], search: Search
 ) -> float | None:
     """Return the size of the source over the target's, near ``factor``, at which a pose is accepted; None without."""
@@ -82,13 +82,13 @@ def _refine_and_confirm_factor(
     return None
 
 
-def _list_plausible_factors(refused: Registration, extents: float, search: Search) -> list[float]:
+def _list_plausible_factors(refused: Registration, extent_ratio: float, search: Search) -> list[float]:
     """Return the sizes of the source over the target's that are worth a registration."""
-    larger = max(extents, 1 / extents)
+    larger = max(extent_ratio, 1 / extent_ratio)
     factors = list[float]()
     if larger > _MAX_RATIO:
         unit = min(UNITS, key=lambda unit: abs(np.log(larger / unit)))
-        factors = [unit if extents > 1 else 1 / unit, extents]
+        factors = [unit if extent_ratio > 1 else 1 / unit, extent_ratio]
     else:
         if refused.matched is not None:
             source, target = np.moveaxis(refused.matched / refused.voxel, 1, 0)
@@ -101,7 +101,7 @@ def _list_plausible_factors(refused: Registration, extents: float, search: Searc
                 seed=search.seed,
             )
             factors += [] if scale is None else [1 / scale]
-        factors += [extents] if larger > _MIN_EXTENTS else []
+        factors += [extent_ratio] if larger > _MIN_EXTENTS else []
     return [factor for factor in factors if max(factor, 1 / factor) >= _MIN_RATIO]
 
 

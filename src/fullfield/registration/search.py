@@ -208,8 +208,8 @@ def _measure_doubts(
 
 def _describe_uncertainty(evidence: Evidence) -> str:
     return (
-        f"{evidence.inliers} of {evidence.matches} matches agree, {evidence.agreeing:.0%} of those between touching "
-        "surfaces"
+        f"{evidence.inliers} of {evidence.matches} matches agree, {evidence.agreeing_fraction:.0%} of those between "
+        "touching surfaces"
     )
 
 
@@ -341,7 +341,7 @@ def _find_change_objection(pair: _Pair, pose: Floats, agreement: Agreement, wind
     Each cloud then has patches where the other has nothing, and descriptors of the surfaces that agree differ.
     """
     is_inside = agreement.contradicted & ~agreement.is_at_end & ~windows.is_outside_hull
-    if windows.measure_patches(is_inside, np.zeros_like(is_inside)) < _CHANGED:
+    if windows.measure_patch_significance(is_inside, np.zeros_like(is_inside)) < _CHANGED:
         return None
     is_comparable = agreement.confirmed & agreement.is_surrounded
     rows = is_comparable[pair.matches[:, 0]] & is_comparable[len(pair.source.points) + pair.matches[:, 1]]
@@ -357,7 +357,7 @@ def _find_change_objection(pair: _Pair, pose: Floats, agreement: Agreement, wind
 
 def _build_weakness_objection(pair: _Pair, evidence: Evidence, pose: Floats) -> Objection:
     """Return the reason for a pose with too little evidence."""
-    if evidence.overlap >= _ALIGNED_OVERLAP and evidence.upright >= _ALIGNED_NORMALS:
+    if evidence.overlap >= _ALIGNED_OVERLAP and evidence.aligned_fraction >= _ALIGNED_NORMALS:
         free = _find_free_motion_objection(pair, pose, is_refused=True)
         if free is not None:
             return free._replace(is_certain=False)

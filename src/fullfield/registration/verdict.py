@@ -55,15 +55,15 @@ class Evidence(NamedTuple):
     inliers: int  # matches brought within MAX_INLIER_DISTANCE
     overlap: float  # share of the points of the source that touch the target, or the other way round, the larger one
     fitness: float  # share of the points of the source that touch the target
-    upright: float  # share of those whose normals agree
-    agreeing: float  # share of the matches between points that touch the other cloud, which are inliers
+    aligned_fraction: float  # share of those whose normals agree
+    agreeing_fraction: float  # share of the matches between points that touch the other cloud, which are inliers
     rmse: float  # of those, voxels; NaN without any
     limits: Limits
 
     @property
     def score(self) -> float:
         """Product of inliers, overlap and agreeing normals; chance or a wall can raise each of them alone."""
-        return self.inliers * self.overlap * self.upright
+        return self.inliers * self.overlap * self.aligned_fraction
 
     @property
     def accepted(self) -> bool:
@@ -94,7 +94,7 @@ class Evidence(NamedTuple):
         if self.score < self.limits.score:
             missing.append(
                 f"agreeing matches × overlap × agreeing normals is {self.inliers} × {self.overlap:.0%} × "
-                f"{self.upright:.0%} = {self.score:.2g} (at least {self.limits.score:g})"
+                f"{self.aligned_fraction:.0%} = {self.score:.2g} (at least {self.limits.score:g})"
             )
         return f"perhaps {cause}: {'; '.join(missing)}"
 
@@ -102,16 +102,16 @@ class Evidence(NamedTuple):
 class Doubts(NamedTuple):
     """Measurements that speak against a pose, without deciding by themselves."""
 
-    contradiction: float  # share of contradicted points, among those that look least like the others
+    distinctive_contradiction: float  # share of contradicted points, among those that look least like the others
     rival: float  # inliers of the best different hypothesis, over the pose's
     is_deformed: bool  # whether the clouds differ in shape, as reconstructions or changed copies do
 
 
 def list_confidence_features(evidence: Evidence, doubts: Doubts) -> Floats:
     """Return the numbers [5] that the confidence is a function of; the last is 1."""
-    ratios = evidence.inliers / evidence.required_inliers, evidence.agreeing / evidence.limits.fraction
+    ratios = evidence.inliers / evidence.required_inliers, evidence.agreeing_fraction / evidence.limits.fraction
     logarithms = np.log(np.clip(ratios, _MIN_SIGN, _MAX_SIGN))
-    return np.array([*logarithms, 10 * doubts.contradiction, min(doubts.rival, _MAX_RIVAL), 1.0])
+    return np.array([*logarithms, 10 * doubts.distinctive_contradiction, min(doubts.rival, _MAX_RIVAL), 1.0])
 
 
 def estimate_confidence(evidence: Evidence, doubts: Doubts) -> float:
@@ -177,8 +177,8 @@ def measure_evidence(
         inliers=int((distances <= MAX_INLIER_DISTANCE).sum()),
         overlap=max(touch.fitness, covered.fitness),
         fitness=touch.fitness,
-        upright=float(agree.mean()) if touching.any() else 0.0,
-        agreeing=float((distances[both] <= MAX_INLIER_DISTANCE).mean()) if both.any() else 0.0,
+        aligned_fraction=float(agree.mean()) if touching.any() else 0.0,
+        agreeing_fraction=float((distances[both] <= MAX_INLIER_DISTANCE).mean()) if both.any() else 0.0,
         rmse=touch.rmse,
         limits=limits,
     )

@@ -44,7 +44,7 @@ class Windows:
             )
         return np.concatenate(flags)
 
-    def measure_patches(self, is_against: Flags, is_in_favor: Flags) -> float:
+    def measure_patch_significance(self, is_against: Flags, is_in_favor: Flags) -> float:
         """Return the significance of the patches of points [N + M], in the cloud where it is smaller."""
         count, significance = len(self.points[0]), list[float]()
         for points, own in zip(self.points, (slice(count), slice(count, None)), strict=True):

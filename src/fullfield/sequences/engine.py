@@ -272,7 +272,7 @@ class ShotEngine:
                 continue
             flow = self._get_or_estimate_flow_and_record_cuts(number, other, result)
             if isinstance(flow, Problem):
-                result.add_missing(direction, flow)
+                result.add_missing_direction(direction, flow)
                 self._add_placeholder_flow(result, direction, size)
                 continue
             partner = self._frames[other]
@@ -304,7 +304,7 @@ class ShotEngine:
             self._refined[pair] = self._refine_flow(result.tensors[direction], result, number, other)
         flow = self._refined[pair]
         if isinstance(flow, Problem):
-            result.add_missing(direction, flow)
+            result.add_missing_direction(direction, flow)
         else:
             result.tensors[direction] = flow
 
@@ -350,7 +350,7 @@ class ShotEngine:
     def _add_occlusion_and_confidence(self, result: FrameResult, direction: str, number: int, other: int) -> None:
         backward = self._get_or_estimate_flow_and_record_cuts(other, number, result)
         if isinstance(backward, Problem):
-            result.add_missing(direction, backward)
+            result.add_missing_direction(direction, backward)
             return
         pair = self._get_pair(number, other, number)
         log_scale = self._log_scales.get((number, other, self._get_pixel_grid_frame(number)))

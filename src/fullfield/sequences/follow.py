@@ -64,7 +64,7 @@ class _Follower:
         self._tracker = Tracker(reference_frame, matcher, refine, valid=valid)
         self.is_cut_off = False
 
-    def add_frame(self, number: int, plate: Plate, *, is_half: bool) -> FrameResult:
+    def add_frame(self, number: int, plate: Plate, *, rounds_to_half: bool) -> FrameResult:
         """Return the motion between the reference and a frame."""
         result = FrameResult(number, plate=plate, window=plate.window)
         if plate.frame.shape[-2:] != self._size:
@@ -81,7 +81,7 @@ class _Follower:
             self.fill_as_fully_occluded(result)
         else:
             frame, valid = self._upload_frame(plate), self._upload_valid_mask(plate)
-            result.tensors = self._tracker.add_frame(frame, valid=valid, is_half=is_half)
+            result.tensors = self._tracker.add_frame(frame, valid=valid, rounds_to_half=rounds_to_half)
         return result
 
     def restore_frame(self, number: int, plate: Plate, layers: Mapping[str, Tensor]) -> None:
@@ -185,7 +185,7 @@ def follow_plates(
     *,
     read_stored: Callable[[int], dict[str, Tensor]] | None = None,
     existing: Set[int] = frozenset(),
-    is_half: bool = False,
+    rounds_to_half: bool = False,
     stages: StageTimes | None = None,
     add_plate_versions: Callable[[int, Plate], None] | None = None,
 ) -> Iterator[FrameResult]:
@@ -199,7 +199,7 @@ def follow_plates(
         device: where to compute.
         read_stored: returns the layers of a frame of ``existing``; none for a frame behind a cut.
         existing: frames whose motion is stored.
-        is_half: round the values to half precision.
+        rounds_to_half: round the values to half precision.
         stages: receives the time of waiting and of the estimation.
         add_plate_versions: receives every plate that was read, before the frame's result is yielded.
     """
@@ -245,7 +245,7 @@ def follow_plates(
                             plate = reads.take_item(number)
                         add_plate_versions(number, plate)
                         with stages.measure("estimate"):
-                            result = follower.add_frame(number, plate, is_half=is_half)
+                            result = follower.add_frame(number, plate, rounds_to_half=rounds_to_half)
                     except (InputError, OSError) as error:
                         result = FrameResult(number, problems=[Problem.from_error(plates.path(number), error)])
                     if number in requested:

@@ -207,7 +207,7 @@ def run_follow(
                 device,
                 read_stored=read_stored,
                 existing=job.existing.difference(numbers),
-                is_half=job.output.dtype == "half",
+                rounds_to_half=job.output.dtype == "half",
                 stages=stages,
                 add_plate_versions=add_plate_versions,
             )

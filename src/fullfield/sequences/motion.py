@@ -166,9 +166,9 @@ def _replace_by_local_median_inplace(picture: Tensor, selected: Tensor) -> None:
         plane[rows, columns] = plane.flatten()[indices].median(0).values
 
 
-def _splat_flow_to_time(time: float, flow: Tensor, opposite: Tensor, is_known: Tensor) -> Tensor:
+def _splat_flow_to_time(time: float, flow: Tensor, opposite_flow: Tensor, is_known: Tensor) -> Tensor:
     """Return the vectors [2, H, W] of a flow at the pixels that they reach at a time."""
-    returned, is_inside = warp_image(opposite, flow)
+    returned, is_inside = warp_image(opposite_flow, flow)
     trust = torch.exp(-(flow + returned).norm(dim=0)) * is_inside * is_known
     vectors, coverage, _ = splat_scaled_flow(flow, time, trust, is_known)
     return fill_unknown_vectors(vectors, coverage > _MIN_COVERAGE)

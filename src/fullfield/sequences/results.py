@@ -107,7 +107,7 @@ class FrameResult:
         if plate.mask_identity is not None:
             self.masks[number] = plate.mask_identity
 
-    def add_missing(self, direction: str, problem: Problem) -> None:
+    def add_missing_direction(self, direction: str, problem: Problem) -> None:
         """Add a direction whose pair could not be estimated, and the reason."""
         self.problems.append(problem)
         self.missing.append(direction)

@@ -132,14 +132,16 @@ class Tracker:
         self._states = {0: _TrackedFrame(reference, FrameMatch(still, still))}
         self.step = 1
 
-    def add_frame(self, frame: Tensor, *, valid: Tensor | None = None, is_half: bool = False) -> dict[str, Tensor]:
+    def add_frame(
+        self, frame: Tensor, *, valid: Tensor | None = None, rounds_to_half: bool = False
+    ) -> dict[str, Tensor]:
         """Return the motion between the reference and the next frame [1, C, H, W], by the names of stored layers.
 
         ``forward`` [2, H, W] leads from the reference to the frame, on the reference's pixels; ``backward`` from the
         frame to the reference. ``occlusion.forward`` [H, W] is the probability that a pixel of the reference is hidden
         in the frame, ``confidence.forward`` that its error is under a pixel; those of ``backward`` belong to pixels of
         the frame. Pixels that are not ``valid``, and those that lead to such pixels, are hidden, with no confidence.
-        With ``is_half`` the values are rounded to half precision.
+        With ``rounds_to_half`` the values are rounded to half precision.
         """
         match = self._find_best_chain(frame)
         for starts in self._schedule.starts:
@@ -161,7 +163,7 @@ class Tracker:
             _mark_unknown_pixels_occluded(match.backward, valid, self._valid),
         )
         layers = _convert_match_to_layers(match)
-        if is_half:
+        if rounds_to_half:
             layers = {name: plane.half().float() for name, plane in layers.items()}
         self.restore_frame(frame, layers)
         return layers

@@ -39,20 +39,20 @@ _STATES = (_MODEL, _AVERAGE, _FIRST, _SECOND)
 
 
 def pack_run(
-    folder: str | os.PathLike[str], target: str | os.PathLike[str], *, file_bytes: int = 15 << 20
+    folder: str | os.PathLike[str], target: str | os.PathLike[str], *, max_file_bytes: int = 15 << 20
 ) -> list[Path]:
     """Write a compact copy of a run's state to the folder ``target``; return its files.
 
     Args:
         folder: folder of a run with a checkpoint, see :class:`~fullfield.training.checkpoint.TrainingFolder`.
         target: new or empty folder, or one with an earlier copy, which is replaced.
-        file_bytes: size limit of a file. A tensor is never divided.
+        max_file_bytes: size limit of a file. A tensor is never divided.
 
     Raises:
         InputError: if the folder has no checkpoint or the target holds other files.
     """
     folder, target = Path(folder), Path(target)
-    _check.check_number(file_bytes, "file_bytes", integer=True, low=1 << 16)
+    _check.check_number(max_file_bytes, "max_file_bytes", integer=True, low=1 << 16)
     if not has_checkpoint(folder):
         raise InputError(f"{folder}: expected the folder of a run with a checkpoint, got none")
     target.mkdir(parents=True, exist_ok=True)
@@ -62,12 +62,12 @@ def pack_run(
         raise InputError(f"{target}: expected an empty folder or a packed run, got {foreign[0]}")
     pointer = read_json_file(folder / STATE / POINTER)
     files: list[dict[str, Tensor]] = [{}]
-    free_bytes = file_bytes
+    free_bytes = max_file_bytes
     for key, tensor in _pack_tensors(folder / STATE, pointer["step"]):
         size = tensor.numel() * tensor.element_size() + len(key) + 200  # and its entry in the header
         if size > free_bytes and files[-1]:
             files.append({})
-            free_bytes = file_bytes
+            free_bytes = max_file_bytes
         files[-1][key] = tensor
         free_bytes -= size
     for path in earlier:

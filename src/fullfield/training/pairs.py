@@ -26,14 +26,14 @@ class SampledSurface(NamedTuple):
     sample_points: Callable[[Floats, Floats], Floats]  # [n], [n] in 0 to 1 → [n, 3]
 
 
-def sample_synthetic_scene_points(rng: np.random.Generator, points: int = 60_000) -> Floats:
-    """Return points [points, 3], metres, on the surfaces of a random room or street, seen from all sides.
+def sample_synthetic_scene_points(rng: np.random.Generator, point_count: int = 60_000) -> Floats:
+    """Return points [N, 3], metres, on the surfaces of a random room or street, seen from all sides.
 
     The same state of ``rng`` gives the same scene.
     """
     surfaces = _build_street(rng) if rng.random() < _STREETS else _build_room(rng)
     weights = np.array([surface.area for surface in surfaces]) * rng.uniform(0.7, 1.5, len(surfaces))
-    counts = rng.multinomial(points, weights / weights.sum())
+    counts = rng.multinomial(point_count, weights / weights.sum())
     points_by_surface = [
         surface.sample_points(*rng.random((2, count))) for surface, count in zip(surfaces, counts, strict=True)
     ]
@@ -286,25 +286,27 @@ class OverlappingPair(NamedTuple):
 
 
 def synthesize_overlapping_pair_if_possible(
-    points: Floats, rng: np.random.Generator, cells: int = CELLS, other: Floats | None = None
+    points: Floats, rng: np.random.Generator, cell_count: int = CELLS, second_scan: Floats | None = None
 ) -> OverlappingPair | None:
     """Return two overlapping parts of ``points`` [N, 3], each degraded and turned at random.
 
-    With ``other`` [M, 3], a second scan of the same place in the same frame, the second part is of that.
+    With ``second_scan`` [M, 3], a second scan of the same place in the same frame, the second part is of that.
 
     Each side draws its own points (so that densities differ, also within a side), may lose what its viewpoint does not
     see and what lies beyond a plane, is bent a little, gets noise, and its own rigid motion. Both are in voxels, of an
-    edge with which the larger has about ``cells`` of them. None where twenty draws found too little in common. The same
-    state of ``rng`` gives the same pair.
+    edge with which the larger has about ``cell_count`` of them. None where twenty draws found too little in common. The
+    same state of ``rng`` gives the same pair.
     """
     middle = (points.min(0) + points.max(0)) / 2
-    scans = [_subsample_points(points, rng, _MAX_POINTS * cells) - middle]
-    scans.append(scans[0] if other is None else _subsample_points(other, rng, _MAX_POINTS * cells) - middle)
+    scans = [_subsample_points(points, rng, _MAX_POINTS * cell_count) - middle]
+    scans.append(
+        scans[0] if second_scan is None else _subsample_points(second_scan, rng, _MAX_POINTS * cell_count) - middle
+    )
     for _ in range(_ATTEMPTS):
         views = [_simulate_partial_view(scan, rng) for scan in scans]
         if min(len(view) for view in views) < MIN_MATCHES:
             continue
-        edge = choose_voxel(*views) * float(np.sqrt(CELLS / cells) * rng.uniform(0.75, 1.25))
+        edge = choose_voxel(*views) * float(np.sqrt(CELLS / cell_count) * rng.uniform(0.75, 1.25))
         if edge <= 0.0:
             return None
         noise = rng.choice((0.0, rng.uniform(0.0, 0.3)))

@@ -308,7 +308,7 @@ def test_create_procedural_meshes_are_closed_in_unit_sphere() -> None:
 
 
 def test_create_procedural_meshes_of_bars_are_closed_and_face_outwards() -> None:
-    store, more = create_procedural_meshes(1, barred=8), create_procedural_meshes(2, barred=9)
+    store, more = create_procedural_meshes(1, barred_count=8), create_procedural_meshes(2, barred_count=9)
     count = int(store.table.vertex_counts[1:].sum())
     assert torch.equal(store.vertices[-count:], more.vertices[-count - int(more.table.vertex_counts[-1]) :][:count])
     for index in range(1, 9):

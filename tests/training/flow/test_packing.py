@@ -80,7 +80,7 @@ def test_pack_run_refuses_folder_with_other_files(run: Path, tmp_path: Path) -> 
 
 
 def test_pack_run_limits_size_of_files(run: Path, tmp_path: Path) -> None:
-    files = pack_run(run, tmp_path / "packed", file_bytes=1 << 16)
+    files = pack_run(run, tmp_path / "packed", max_file_bytes=1 << 16)
     assert all(path.stat().st_size <= 1 << 16 for path in files)
     assert len(files) == 3
     parameters = sum(value.numel() for value in tensors(run, "model").values())

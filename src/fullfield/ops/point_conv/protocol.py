@@ -126,20 +126,20 @@ def check_conv(
         _check.check_tensor(bias, "bias", (outputs,), dtypes=(features.dtype,), device=device)
 
 
-def check_feature_rows(features: Tensor, points: int, device: torch.device, channels: str = "C") -> None:
+def check_feature_rows(features: Tensor, point_count: int, device: torch.device, channels: str = "C") -> None:
     """Check that features have one row per point."""
-    is_valid = isinstance(features, Tensor) and features.ndim == 2 and is_equal_count(features.shape[0], points)
-    rows = None if is_valid else int(points)
+    is_valid = isinstance(features, Tensor) and features.ndim == 2 and is_equal_count(features.shape[0], point_count)
+    rows = None if is_valid else int(point_count)
     _check.check_tensor(features, "features", (rows, channels), dtypes=FEATURES, device=device)
 
 
-def is_equal_count(rows: int, points: int) -> bool:
+def is_equal_count(row_count: int, point_count: int) -> bool:
     """Return whether the numbers are equal, by two inequalities.
 
-    After an equation torch.compile would write sizes of other tensors as sums with ``points``, which Inductor then does
-    not find among the inputs of its graph.
+    After an equation torch.compile would write sizes of other tensors as sums with ``point_count``, which Inductor then
+    does not find among the inputs of its graph.
     """
-    return points <= rows <= points
+    return point_count <= row_count <= point_count
 
 
 # ---- choice, by preference

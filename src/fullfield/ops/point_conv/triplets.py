@@ -21,14 +21,14 @@ class Triplets(NamedTuple):
     cells: Tensor  # [T] uint8; empty where the entries hold the cells
 
 
-def count_index_bits(cells: int) -> int:
-    """Return the bits of a word for the index, for a kernel of ``cells`` cells."""
-    return min(31, 32 - (cells - 1).bit_length())
+def count_index_bits(cell_count: int) -> int:
+    """Return the bits of a word for the index, for a kernel of ``cell_count`` cells."""
+    return min(31, 32 - (cell_count - 1).bit_length())
 
 
-def is_packed(columns: int, cells: int) -> bool:
-    """Return whether a word holds a cell and an index below ``columns``."""
-    return columns <= 1 << count_index_bits(cells)
+def is_packed(column_count: int, cell_count: int) -> bool:
+    """Return whether a word holds a cell and an index below ``column_count``."""
+    return column_count <= 1 << count_index_bits(cell_count)
 
 
 def pack_triplets(row_offsets: Tensor, index: Tensor, cell: Tensor, column_count: int, cell_count: int) -> Triplets:
@@ -39,12 +39,14 @@ def pack_triplets(row_offsets: Tensor, index: Tensor, cell: Tensor, column_count
     return Triplets(row_offsets, (cell >> 8 << 31 | index).to(torch.int32), (cell & 0xFF).to(torch.uint8))
 
 
-def unpack_triplets(triplets: Triplets, cells: int, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:
+def unpack_triplets(
+    triplets: Triplets, cell_count: int, first: int = 0, last: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Return indices and cells, int64, of entries ``first:last``."""
     words = triplets.entries[first:last].to(torch.int64) & 0xFFFFFFFF
     if triplets.cells.numel():
         return words & 0x7FFFFFFF, words >> 31 << 8 | triplets.cells[first:last].to(torch.int64)
-    bits = count_index_bits(cells)
+    bits = count_index_bits(cell_count)
     return words & ((1 << bits) - 1), words >> bits
 
 

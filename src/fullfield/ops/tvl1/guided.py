@@ -141,7 +141,7 @@ class FlowRefiner:
         return torch.lerp(initial, refined, first_fraction, out=refined)
 
     def _run_pass(
-        self, first: Tensor, second: Tensor, prior: Tensor, back: Tensor | None, *, rounds: int
+        self, first: Tensor, second: Tensor, prior: Tensor, backward: Tensor | None, *, rounds: int
     ) -> tuple[Tensor, Tensor]:
         """Run one pass; return flow and misfits [B, N]."""
         grey1, grey2 = to_grey_255(first), to_grey_255(second)
@@ -151,7 +151,7 @@ class FlowRefiner:
         for item in range(len(first)):
             frames = first[item] * 255.0, grey1[item], grey2[item]
             item_slice = slice(item, item + 1)
-            backward = None if back is None else back[item_slice]
+            backward = None if backward is None else backward[item_slice]
             if self._cpu is None:
                 coupling = compute_prior_weights(prior[item_slice], backward, config)[0]
                 pair = guided_reference.RefinementInput(*frames, prior[item], coupling)

@@ -18,16 +18,16 @@ from fullfield.training.flow.scene_draw import Floats
 _ALONG, _AROUND = 28, 20  # cells of a surface, which has two triangles a cell
 
 
-def create_procedural_meshes(count: int = 48, barred: int = 0, seed: int = 0) -> MeshStore:
+def create_procedural_meshes(count: int = 48, barred_count: int = 0, seed: int = 0) -> MeshStore:
     """Return closed meshes without clips; each depends on the seed and its own number alone.
 
     Args:
         count: meshes of about a thousand triangles, smooth ones.
-        barred: meshes of bars and boards, some hundred triangles, after them.
+        barred_count: meshes of bars and boards, some hundred triangles, after them.
         seed: of everything.
     """
     meshes = []
-    for index in range(count + barred):
+    for index in range(count + barred_count):
         shapes, number, purpose = (_SHAPES, index, 2) if index < count else (_BARRED_SHAPES, index - count, 3)
         stream = RandomStream(seed, number, purpose)
         points, faces = shapes[number % len(shapes)](stream)

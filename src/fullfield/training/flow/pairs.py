@@ -75,7 +75,7 @@ class PairGenerator:
         self.style, self.compressed = style or SceneStyle(), compressed
         pictures = create_procedural_pictures() if pictures is None else pictures
         if not isinstance(pictures, PictureAtlas):
-            meshes = create_procedural_meshes(barred=24) if pictures.meshes is None else pictures.meshes
+            meshes = create_procedural_meshes(barred_count=24) if pictures.meshes is None else pictures.meshes
             textures, shapes = (tensor.to(self.device) for tensor in (pictures.pictures, pictures.shapes))
             pictures = PictureAtlas(textures, shapes, meshes.to(self.device))
         same = pictures.device.type == self.device.type

@@ -119,7 +119,7 @@ def _read_and_extend_meshes_if_any(
         meshes.append((clips, corners, materials))
     if at != len(data):
         raise InputError(f"{path}: expected {at} bytes of meshes, got {len(data)}")
-    return build_mesh_store_from_clips(meshes).join_stores(create_procedural_meshes(barred=BARRED_MESHES))
+    return build_mesh_store_from_clips(meshes).join_stores(create_procedural_meshes(barred_count=BARRED_MESHES))
 
 
 def create_procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shapes: int = 500) -> PicturePack:

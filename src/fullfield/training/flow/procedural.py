@@ -104,11 +104,12 @@ def _draw_lattice_noise(stream: RandomStream, size: int, cells: float) -> Field:
     return columns
 
 
-def _draw_palette(stream: RandomStream, colours: int) -> Field:
+def _draw_palette(stream: RandomStream, color_count: int) -> Field:
     """Return colours [K, 3]: half of the palettes little saturated, as in nature, half saturated."""
     natural = stream.draw_between(0, 1) < 0.5
-    base = stream.draw_uniform_numbers(colours, 3)
-    grey = (np.arange(colours)[:, None] + stream.draw_uniform_numbers(colours, 1)) / colours  # from dark to light
+    base = stream.draw_uniform_numbers(color_count, 3)
+    # From dark to light.
+    grey = (np.arange(color_count)[:, None] + stream.draw_uniform_numbers(color_count, 1)) / color_count
     if stream.draw_between(0, 1) < 0.5:
         grey = grey[::-1]
     strength = 0.25 if natural else 0.9
@@ -342,15 +343,17 @@ def _fill_outlines(outlines: list[Field]) -> Pixels:
     return coverage
 
 
-def _draw_corner_directions(stream: RandomStream, corners: int) -> Field:
+def _draw_corner_directions(stream: RandomStream, corner_count: int) -> Field:
     """Return directions [corners, 2] around a centre, unevenly spaced."""
-    return _compute_unit_vectors((np.arange(corners) + 0.7 * stream.draw_uniform_numbers(corners)) / corners)
+    return _compute_unit_vectors(
+        (np.arange(corner_count) + 0.7 * stream.draw_uniform_numbers(corner_count)) / corner_count
+    )
 
 
-def _rotate_and_narrow_outline(stream: RandomStream, outline: Field, narrowest: float = 0.4) -> Field:
+def _rotate_and_narrow_outline(stream: RandomStream, outline: Field, min_width_fraction: float = 0.4) -> Field:
     """Turn an outline, and make it narrower across."""
     c, s = _compute_unit_vectors(stream.draw_uniform_numbers(1))[0]
-    narrow = stream.draw_between(narrowest, 1)
+    narrow = stream.draw_between(min_width_fraction, 1)
     x, y = outline[:, 0], outline[:, 1] * narrow
     return np.stack([c * x - s * y, s * x + c * y], axis=1)
 

@@ -55,37 +55,39 @@ def fill_lookup_params(
     params.tiles = params.batch * params.tiles_x * params.tiles_y
 
 
-def fill_work_item_params(params: ctypes.Structure, levels: int, item_count: int, full_tiles: int = 0) -> None:
+def fill_work_item_params(
+    params: ctypes.Structure, level_count: int, item_count: int, single_item_tiles: int = 0
+) -> None:
     """Divide every tile's levels into ``item_count`` items (1 to 4): the finest levels apart, the others together.
 
-    The first ``full_tiles`` tiles are one item each.
+    The first ``single_item_tiles`` tiles are one item each.
     """
-    ends = sorted({min(end, levels) for end in (*range(1, item_count), levels)})
+    ends = sorted({min(end, level_count) for end in (*range(1, item_count), level_count)})
     for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         params.part_begin[index], params.part_end[index] = start, end
-    params.whole = full_tiles
-    params.items = full_tiles + (params.tiles - full_tiles) * len(ends)
+    params.whole = single_item_tiles
+    params.items = single_item_tiles + (params.tiles - single_item_tiles) * len(ends)
 
 
 @functools.lru_cache(maxsize=256)
 def encode_tensor_maps(
-    data: int,
+    data_address: int,
     sizes: tuple[tuple[int, int], ...],
     batch: int,
     row_length: int,
     columns: int,
-    widths: tuple[int, ...],
+    chunk_widths: tuple[int, ...],
 ) -> tuple[ctypes.Array[ctypes.c_char], int]:
     """Return a buffer with a tensor map for every level and chunk width, and their aligned address in it."""
-    buffer = ctypes.create_string_buffer(128 * len(sizes) * len(widths) + 64)
+    buffer = ctypes.create_string_buffer(128 * len(sizes) * len(chunk_widths) + 64)
     address = (ctypes.addressof(buffer) + 63) // 64 * 64
     offset = 0
     for level, (height, width) in enumerate(sizes):
         if height and width and batch:
-            for index, chunk in enumerate(widths):
-                position = address + 128 * (level * len(widths) + index)
+            for index, chunk in enumerate(chunk_widths):
+                position = address + 128 * (level * len(chunk_widths) + index)
                 shape = (row_length, width, height, batch)
-                encode_tensor_map(position, data + 2 * offset, shape, (64, chunk, columns // chunk, 1))
+                encode_tensor_map(position, data_address + 2 * offset, shape, (64, chunk, columns // chunk, 1))
         offset += batch * height * width * row_length
     return buffer, address
 

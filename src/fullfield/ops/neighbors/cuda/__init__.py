@@ -91,15 +91,17 @@ class _CellTables:
             self.params.append(_Radius.from_buffer_copy(params))
         return self._numbers[key]
 
-    def fill_tables(self, kernels: LoadedKernels, like: Tensor, words: int) -> tuple[Tensor, ...]:
-        """Fill the tables and return their memory, which begins with ``words`` zeros and must live until it is read."""
+    def fill_tables(self, kernels: LoadedKernels, like: Tensor, leading_zero_count: int) -> tuple[Tensor, ...]:
+        """Fill the tables and return their memory, which begins with zeros and must live until it is read."""
         tables = self.params
         slots, points = [p.mask + 2 for p in tables], [p.count for p in tables]
         sum_counts = [_count_sum_blocks(size) for size in slots]
-        zeros = like.new_zeros(words + len(tables) + sum(sum_counts) + -(-sum(slots) // 2), dtype=torch.int64)
+        zeros = like.new_zeros(
+            leading_zero_count + len(tables) + sum(sum_counts) + -(-sum(slots) // 2), dtype=torch.int64
+        )
         ordered = like.new_empty(sum(points), 4, dtype=torch.float32)
         point_slots = like.new_empty(sum(points), dtype=torch.int32)
-        batch, point, word = _Radii(), 0, zeros.data_ptr() + 8 * words
+        batch, point, word = _Radii(), 0, zeros.data_ptr() + 8 * leading_zero_count
         slot = word + 8 * (len(tables) + sum(sum_counts))
         for number, p in enumerate(tables):
             p.starts, p.sorted, p.places = slot, ordered.data_ptr() + 16 * point, point_slots.data_ptr() + 4 * point
@@ -181,13 +183,15 @@ def radius_search(
     return run_radius_searches([(points, queries, offsets, query_offsets, radius)], sort_indices=sort_indices)[0]
 
 
-def _compute_knn_offsets(sizes: Tensor, query_sizes: Tensor, total: int, device: torch.device) -> Tensor:
-    """Return row offsets [M + 1] for ``sizes[b]`` neighbours of every query of cloud b, at offsets ``query_sizes``."""
-    if sizes.numel() == 1 and not total:
-        return torch.zeros(int(query_sizes[-1]) + 1, dtype=torch.int64, device=device)
-    if sizes.numel() == 1:
-        return torch.arange(0, total + 1, int(sizes[0]), device=device)
-    each = torch.repeat_interleave(sizes.to(device), query_sizes.diff().to(device), output_size=int(query_sizes[-1]))
+def _compute_knn_offsets(neighbor_counts: Tensor, query_offsets: Tensor, total: int, device: torch.device) -> Tensor:
+    """Return row offsets [M + 1] for ``neighbor_counts[b]`` neighbours of every query of cloud b."""
+    if neighbor_counts.numel() == 1 and not total:
+        return torch.zeros(int(query_offsets[-1]) + 1, dtype=torch.int64, device=device)
+    if neighbor_counts.numel() == 1:
+        return torch.arange(0, total + 1, int(neighbor_counts[0]), device=device)
+    each = torch.repeat_interleave(
+        neighbor_counts.to(device), query_offsets.diff().to(device), output_size=int(query_offsets[-1])
+    )
     return torch.cat([each.new_zeros(1), each.cumsum(0)])
 
 

@@ -37,9 +37,11 @@ def generate_triplets_source(has_cells: bool, reads_cells: bool = False) -> Kern
     return KernelSource.with_macros(text, KEY=key, ROOM=_SHARED_KEYS, BESIDE=has_cells, GIVEN=reads_cells)
 
 
-def _allocate_cells_unless_packed(rows: Tensor, columns: int, entries: int, cells: int, empty: Tensor) -> Tensor:
+def _allocate_cells_unless_packed(
+    rows: Tensor, column_count: int, entry_count: int, cell_count: int, empty: Tensor
+) -> Tensor:
     """Return memory for cells that are kept apart from the words; ``empty``, which holds nothing, if they are not."""
-    return empty if is_packed(columns, cells) else rows.new_empty(entries, dtype=torch.uint8)
+    return empty if is_packed(column_count, cell_count) else rows.new_empty(entry_count, dtype=torch.uint8)
 
 
 def _group_equal_keys(keys: Sequence[object]) -> Iterator[list[int]]:

@@ -56,11 +56,11 @@ def split_iterations_into_passes(iterations: int, depth: int) -> list[int]:
     return [shorter + 1] * longer + [shorter] * (count - longer)
 
 
-def choose_strip_rows(height: int, rows: int, columns: int, concurrent: int) -> int:
-    """Return the height of a strip: ``rows``, or what lets all strips, ``columns`` side by side, run at once."""
-    if rows:
-        return rows
-    strips = max(1, concurrent // columns)
+def choose_strip_rows(height: int, requested_rows: int, column_count: int, max_concurrent_strips: int) -> int:
+    """Return the height of a strip: the requested one if any, or the one with which all strips run at once."""
+    if requested_rows:
+        return requested_rows
+    strips = max(1, max_concurrent_strips // column_count)
     return max(min(_MIN_STRIP_ROWS, height), -(-height // strips))
 
 
