@@ -134,9 +134,9 @@ class _InputDigests:
     def __call__(self, number: int, checksums: ChecksumCache) -> dict[str, str | None]:
         """Return the digest for a frame."""
         is_after = number >= self._reference
-        way = [n for n in self._available if min(self._reference, number) <= n <= max(self._reference, number)]
+        frame_path = [n for n in self._available if min(self._reference, number) <= n <= max(self._reference, number)]
         before = ""
-        for current in way if is_after else reversed(way):
+        for current in frame_path if is_after else reversed(frame_path):
             if current not in self._digests:
                 files = self._read.get(current)
                 if files is None:

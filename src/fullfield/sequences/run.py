@@ -203,9 +203,9 @@ class FlowFileWriter:
             return output.pack_channels_into_scanlines(copy_to_cpu_as_float32(tensors), buffer.numpy())
         is_valid = torch.empty((), dtype=torch.bool, pin_memory=True)
         with self._threads.use_copy_stream(tensors, event):
-            names, body, is_valid_there = pack_layers_into_scanlines_on_device(tensors, output.dtype, output.y)
+            names, body, is_valid_on_device = pack_layers_into_scanlines_on_device(tensors, output.dtype, output.y)
             buffer.copy_(body, non_blocking=True)
-            is_valid.copy_(is_valid_there, non_blocking=True)
+            is_valid.copy_(is_valid_on_device, non_blocking=True)
         return Scanlines(names, buffer.numpy(), output.dtype == "half") if bool(is_valid) else None
 
     def _write_file_and_record(
