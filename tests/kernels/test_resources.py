@@ -139,8 +139,8 @@ def of_point_convolutions(arch: str) -> Limits:
         device, hopper = get_device_gpu_properties(arch), arch == "sm_90a"
         forward = config.choose_multiply_variant(request, operands, device)
         gradient = config.choose_outer_product_variant(request, operands, device)
-        assert forward.shared_bytes(27, operands.parts_per_value) <= device.shared
-        assert gradient.shared_bytes(operands.parts_per_value) <= device.shared
+        assert forward.compute_shared_bytes(27, operands.parts_per_value) <= device.shared
+        assert gradient.compute_shared_bytes(operands.parts_per_value) <= device.shared
         registers = (1 << 16) / forward.threads / forward.blocks
         yield forward.build_source(operands), "multiply", registers, 32 if hopper else 16
         if isinstance(forward, config.HopperMultiplyVariant):  # else its warps would wait for registers for ever
@@ -359,8 +359,8 @@ def test_point_conv_kernels_fit_shared_memory(
         forward, gradient = (
             f(request, operands, device) for f in (config.choose_multiply_variant, config.choose_outer_product_variant)
         )
-        assert forward.shared_bytes(cells, operands.parts_per_value) <= device.shared
-        assert gradient.shared_bytes(operands.parts_per_value) <= device.shared
+        assert forward.compute_shared_bytes(cells, operands.parts_per_value) <= device.shared
+        assert gradient.compute_shared_bytes(operands.parts_per_value) <= device.shared
         assert 1 <= gradient.warps <= 16
     if arch in ("sm_75", "sm_86", "sm_90a"):
         assert "multiply" in resources(forward.build_source(operands), arch)

@@ -151,14 +151,14 @@ class FlowRefiner:
         for item in range(len(first)):
             frames = first[item] * 255.0, grey1[item], grey2[item]
             item_slice = slice(item, item + 1)
-            backward = None if backward is None else backward[item_slice]
+            item_backward = None if backward is None else backward[item_slice]
             if self._cpu is None:
-                coupling = compute_prior_weights(prior[item_slice], backward, config)[0]
+                coupling = compute_prior_weights(prior[item_slice], item_backward, config)[0]
                 pair = guided_reference.RefinementInput(*frames, prior[item], coupling)
                 refined[item], misfit[item] = guided_reference.refine_pair(pair, config)
             else:
                 colours, one, two = (plane.contiguous().numpy() for plane in frames)
-                other = None if backward is None else backward[0].numpy()
+                other = None if item_backward is None else item_backward[0].numpy()
                 flow, misfit[item] = self._cpu((colours, one, two), prior[item].numpy(), other, threads, rounds)
                 refined[item] = torch.from_numpy(flow)
         check_finite(refined, "flow", FINITE_FLOW)
