@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -129,7 +129,7 @@ def _run_with_localcorr(peer: Any, form: PeerForm) -> Flow:
     build = partial(_build_localcorr_block, blocks.get_localcorr_block, form.lookup)
 
     def run_with_block(first: Tensor, second: Tensor, updates: int) -> Tensor:
-        with _replaced(module, "get_corr_block", build):
+        with mock.patch.object(module, "get_corr_block", build):
             return flow(first, second, updates)
 
     return run_with_block
@@ -139,13 +139,3 @@ def _build_localcorr_block(
     build: Any, mode: str | None, fmap1: Tensor, fmap2: Tensor, radius: int, num_levels: int, **_: Any
 ) -> Any:
     return build(fmap1, fmap2, num_levels=num_levels, radius=radius, corr_mode=mode)
-
-
-@contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)

@@ -327,29 +327,34 @@ class NetworkEstimator(LoadingEstimator):
             own_flows = at(pair, configured_fine, initial_flows, rough_updates=limit)
             if not larger:
                 return own_flows
-            sizes = [(height, width), (2 * height, 2 * width)]
-            large_pair = resample_pair_to_sizes(*pair, sizes)[1]
-            # From nothing, it loses motion beyond the training range.
-            large_flows = at(large_pair, configured_fine, [one.flow for one in own_flows], rough_updates=_ROUGH_UPDATES)
-            turned_pair = rotate_image_half_turn(pair[0]), rotate_image_half_turn(pair[1])
+            large_pair = resample_pair_to_sizes(*pair, [(height, width), (2 * height, 2 * width)])[1]
+
+            def correct_by_larger_size(
+                large_pair: tuple[Tensor, Tensor], own_flows: list[_NetworkFlow], requested: _RequestedResults
+            ) -> list[FlowWithLogScale]:
+                starts = [one.flow for one in own_flows]  # from nothing, it loses motion beyond the training range
+                large_flows = at(large_pair, configured_fine, starts, rough_updates=_ROUGH_UPDATES, requested=requested)
+                both_sizes = cast(
+                    "Iterator[tuple[FlowWithLogScale, FlowWithLogScale]]", zip(own_flows, large_flows, strict=True)
+                )
+                return [select_more_confident_flow(*sizes) for sizes in both_sizes]
+
+            best = correct_by_larger_size(large_pair, own_flows, requested)
+            turned_pair, large_pair = (
+                (rotate_image_half_turn(first), rotate_image_half_turn(second)) for first, second in (pair, large_pair)
+            )
             turned_starts = [
                 None if start is None else rotate_flow_half_turn(start) for start in initial_flows[:turned_count]
             ]
             turned_request = requested._replace(is_backward_rough=False)
             turned_own_flows = at(turned_pair, configured_fine, turned_starts, requested=turned_request)
-            large_pair = rotate_image_half_turn(large_pair[0]), rotate_image_half_turn(large_pair[1])
-            turned_starts = [one.flow for one in turned_own_flows]
-            turned_large_flows = at(large_pair, configured_fine, turned_starts, requested=turned_request)
-            combined = []
-            for index, sized in enumerate(zip(own_flows, large_flows, strict=True)):
-                best = select_more_confident_flow(*cast("tuple[FlowWithLogScale, FlowWithLogScale]", sized))
-                if index < turned_count:
-                    turned = [_turn_back(flows[index]) for flows in (turned_own_flows, turned_large_flows)]
-                    best = average_consistent_flows(best, select_more_confident_flow(*turned))
-                # The confidence was fitted with no smaller scales than one size's.
-                min_log_scale = cast("Any", network.config).log_scale_min
-                combined.append(_NetworkFlow(best.flow, best.log_scale.clamp(min_log_scale)))
-            return combined
+            turned = correct_by_larger_size(large_pair, turned_own_flows, turned_request)
+            for index, (flow, log_scale) in enumerate(turned):
+                upright = FlowWithLogScale(rotate_flow_half_turn(flow), rotate_image_half_turn(log_scale))
+                best[index] = average_consistent_flows(best[index], upright)
+            # The confidence was fitted with no smaller scales than one size's.
+            min_log_scale = cast("Any", network.config).log_scale_min
+            return [_NetworkFlow(one.flow, one.log_scale.clamp(min_log_scale)) for one in best]
 
     def _estimate_at_size(
         self,
@@ -475,12 +480,6 @@ class NetworkEstimator(LoadingEstimator):
             logger.debug("%s on %s: loaded weights %s", self.method, device, origin.path or origin.name)
         self._precision = self._choose_precision(device)
         return self._network
-
-
-def _turn_back(turned: _NetworkFlow) -> FlowWithLogScale:
-    """Return a flow with its log scale on the frames as they are, of frames turned by half a turn."""
-    flow, log_scale = cast("FlowWithLogScale", turned)
-    return FlowWithLogScale(rotate_flow_half_turn(flow), rotate_image_half_turn(log_scale))
 
 
 def disable_tf32_convolutions(device: torch.device) -> AbstractContextManager[None]:

@@ -156,7 +156,7 @@ class LoadingEstimator(BackendRequest):
 
     @property
     def accepts_unchecked_frames(self) -> bool:
-        """Whether the network is loaded: bad frames cause no download."""
+        """True if the network is loaded, so that bad frames cause no download."""
         return bool(self._origin)
 
     def _reset_to_unloaded(self) -> None:
@@ -193,7 +193,7 @@ class WrappingEstimator(BackendRequest):
 
     @property
     def accepts_unchecked_frames(self) -> bool:
-        """Whether the wrapped estimator does."""
+        """True if the wrapped estimator has it."""
         return may_receive_unchecked_frames(self.estimator)
 
     @property

@@ -44,13 +44,12 @@ class _StageClock:
 
     def read_seconds(self) -> dict[str, float]:
         """Return the seconds of every stage; waits for the end of the last one."""
-        if self._device.type != "cuda":
-            return {name: end - start for name, (start, end) in zip(self._stages, pairwise(self._marks), strict=True)}
-        self._marks[-1].synchronize()
-        return {
-            name: start.elapsed_time(end) / 1e3
-            for name, (start, end) in zip(self._stages, pairwise(self._marks), strict=True)
-        }
+        if self._device.type == "cuda":
+            self._marks[-1].synchronize()
+            seconds = [start.elapsed_time(end) / 1e3 for start, end in pairwise(self._marks)]
+        else:
+            seconds = [end - start for start, end in pairwise(self._marks)]
+        return dict(zip(self._stages, seconds, strict=True))
 
     def _mark(self) -> Any:
         if self._device.type != "cuda":
@@ -220,7 +219,6 @@ class RefinedEstimator(WrappingEstimator):
     ) -> QueuedDirections:
         """Do as :meth:`estimate_both_directions` does, but wait for the refinement on a GPU only in ``check``."""
         self._device = frame1.device
-        check: Callable[[], None] = lambda: None  # noqa: E731 - of no refinement
         clock, scale, still = _StageClock(frame1.device), None, None
         both_progress = _map_progress_to_range(progress, 0.0, 2 * _DIRECTION)
         rough_backward = find_method_with_rough_backward(self.estimator)
@@ -241,26 +239,25 @@ class RefinedEstimator(WrappingEstimator):
             clock.end_stage("forward")
             backward = self.estimator(frame2, frame1, progress=_map_progress_to_range(progress, _DIRECTION))
             clock.end_stage("backward")
+        queued = QueuedFlow(flow)
         if self.should_refine(frame1.device):
             if progress is not None:
                 progress(2 * _DIRECTION, "refinement")
-            flow, check = self._queue_refinement_of_all_areas(frame1, frame2, flow, backward)
+            queued = self._queue_refinement_of_all_areas(frame1, frame2, flow, backward)
             still = find_still_areas(frame1, frame2) if guided is None else still
-            flow = flow if still is None else still.zero_still_flow(flow)
+            if still is not None:
+                queued = queued._replace(flow=still.zero_still_flow(queued.flow))
             clock.end_stage("refinement")
         if progress is not None:
             progress(1.0, "refinement")
-        return QueuedDirections(RefinedDirections(flow, backward, {}, scale), check, clock)
+        return QueuedDirections(RefinedDirections(queued.flow, backward, {}, scale), queued.check, clock)
 
     def refine(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
         """Refine a given flow; arguments as for :class:`fullfield.ops.tvl1.FlowRefiner`."""
-        queued, still = (
-            self._queue_refinement_of_all_areas(frame1, frame2, flow, backward),
-            find_still_areas(frame1, frame2),
-        )
+        queued = self._queue_refinement_of_all_areas(frame1, frame2, flow, backward)
+        still = find_still_areas(frame1, frame2)
         queued.check()
-        refined = queued.flow
-        return refined if still is None else still.zero_still_flow(refined)
+        return queued.flow if still is None else still.zero_still_flow(queued.flow)
 
     def _queue_refinement_of_all_areas(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None

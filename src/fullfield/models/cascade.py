@@ -30,7 +30,7 @@ MAX_CORRECTION_PX = 32.0
 """Largest difference between the flow of enlarged frames and that of the frames' own size that is taken."""
 
 _CONSISTENT_ERRORS, _CONSISTENT_PX = 3.0, 0.5
-"""Two estimates agree if they differ by so many expected errors or less, or by so many pixels."""
+"""Largest differences of two estimates that agree: in expected errors of the more confident one, and in pixels."""
 
 
 class CascadableNetwork(Protocol):
@@ -172,8 +172,7 @@ def select_more_confident_flow(own: FlowWithLogScale, enlarged: FlowWithLogScale
     other = resample_flow(enlarged.flow, height, width)
     correction = (other - own.flow).norm(dim=1, keepdim=True)
     better = (expected < own.log_scale) & (correction <= MAX_CORRECTION_PX)
-    flow = torch.where(better, other, own.flow)
-    flow = flow.masked_fill((other + own.flow).isnan(), math.nan)  # an overflow in half precision must stay visible
+    flow = _keep_nan(torch.where(better, other, own.flow), other, own.flow)
     return FlowWithLogScale(flow, torch.where(better, expected, own.log_scale))
 
 
@@ -190,9 +189,13 @@ def average_consistent_flows(first: FlowWithLogScale, second: FlowWithLogScale) 
     limit = (_CONSISTENT_ERRORS * log_scale.exp()).clamp(min=_CONSISTENT_PX)
     agrees = difference.norm(dim=1, keepdim=True) <= limit
     other_share = torch.sigmoid(-2 * (first.log_scale - second.log_scale).abs())
-    flow = torch.where(agrees, best + other_share * difference, best)
-    flow = flow.masked_fill((best + other).isnan(), math.nan)  # an overflow in half precision must stay visible
+    flow = _keep_nan(torch.where(agrees, best + other_share * difference, best), best, other)
     return FlowWithLogScale(flow, log_scale)
+
+
+def _keep_nan(flow: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Return a flow made of two with NaN where either has it: an overflow in half precision must stay visible."""
+    return flow.masked_fill((first + second).isnan(), math.nan)
 
 
 def rotate_image_half_turn(image: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def compute_relative_size(height: int, width: int) -> float:
 
 
 def draw_motion_lengths(
-    uniform: Floats, normal: Floats, median: float, relative_size: float, style: SceneStyle
+    uniform: Floats, normal: Floats, median: float | Floats, relative_size: float, style: SceneStyle
 ) -> Floats:
     """Return how far objects move, pixels; ``uniform`` makes small motions, which matter too, more frequent."""
     distant = median * np.exp(style.spread * normal)

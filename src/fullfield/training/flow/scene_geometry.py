@@ -353,9 +353,8 @@ class SceneGeometry:
         normal = np.sqrt(-2 * np.log(1 - rng.draw_per_scene())) * np.cos(2 * np.pi * rng.draw_per_scene())
         uniform, fraction = rng.draw_per_scene(), rng.draw_per_scene()  # the fraction of the motion that is a shift
         heading, aim = rng.draw_per_scene(0, 2 * np.pi), rng.draw_per_scene(0, 2 * np.pi)
-        pixels = draw_motion_lengths(uniform, normal, style.camera_motion, relative_size, style)
-        pans = draw_motion_lengths(uniform, normal, style.pan_motion, relative_size, style)
-        pixels = np.where(fraction < style.pans, pans, pixels) * moves
+        median = np.where(fraction < style.pans, style.pan_motion, style.camera_motion)
+        pixels = draw_motion_lengths(uniform, normal, median, relative_size, style) * moves
         pixels = np.minimum(pixels, 160 * relative_size)
         angle = pixels * (1 - fraction) / self.focal
         roll = 0.02 * (2 * rng.draw_per_scene() - 1) * np.minimum(pixels / relative_size / 5, 2)
