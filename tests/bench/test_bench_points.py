@@ -128,6 +128,17 @@ def test_points_gives_no_time_to_wrong_result(where: str) -> None:
     assert any("broken" in problem for problem in failed([case]))
 
 
+def test_points_goes_on_when_peer_fails() -> None:
+    def prepare(problem: Problem) -> points_contenders.Apply:
+        raise AssertionError(f"not on {problem.device}")
+
+    who = [Contender("peer", prepare), *points_contenders.our_contenders(["reference"])]
+    (case, *_) = measured(plan_of("layer", who=who), quiet)
+    failing, right = case["rows"]
+    assert (failing["status"], failing["reason"]) == ("failed", "not on cpu")
+    assert right["status"] == "ok"
+
+
 # ---- all of it
 
 

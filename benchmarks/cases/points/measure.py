@@ -237,7 +237,9 @@ def _entered(plan: Plan, contender: Contender, layer: Layer, truth: Truth) -> tu
             gc.collect()
             retained = torch.cuda.memory_allocated() - before
             row["kept_bytes"] = layer.problem.geometry.nbytes if contender.ours else retained
-    except (MemoryError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:
+        if contender.ours and not isinstance(error, (MemoryError, RuntimeError, TypeError, ValueError)):
+            raise  # a peer's mistake, such as a failed assertion, must not end the run
         row.update(given_up(error))
         release(plan.device)
         return row, None
