@@ -21,7 +21,7 @@ from benchmarks.experiments.score_methods import DATA, RESULT
 from benchmarks.shared_pairs import shared_pairs
 from benchmarks.stored import state_conditions
 from fullfield.estimators import RefinedEstimator
-from fullfield.estimators._frames import read_into_batches
+from fullfield.estimators._frames import read_pairs_and_find_bars
 from fullfield.estimators._reliability import compute_reliability_evidence
 from fullfield.estimators.estimation import build_estimator
 from fullfield.io import read_flow
@@ -37,7 +37,7 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
     """Return evidence [N, 6], whose last column is the plain distance, and errors [N] of the pixels of every pair."""
     estimator, found = RefinedEstimator(build_estimator("fullfield-s")), {}
     for name, (first, second, truth) in shared_pairs(DATA).items():
-        frames = read_into_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu")).frames
+        frames = read_pairs_and_find_bars([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu")).frames
         known = read_flow(truth)
         ways = estimator.estimate_both_directions(*frames)
         signs = compute_reliability_evidence(*frames, ways.forward, ways.backward)

@@ -32,7 +32,7 @@ from fullfield.io import read_point_cloud
 from fullfield.io.files import write_atomically
 from fullfield.metrics import inlier_ratio, registration_rmse, relative_rotation_error, relative_translation_error
 from fullfield.registration import LearnedDescriptor, Registration, read_pose, register, register_by_ransac
-from fullfield.registration.scan import prepare_scan
+from fullfield.registration.scan import thin_and_describe_scan
 
 Floats = NDArray[np.float64]
 DATA = data_folder() / "pointclouds"
@@ -151,7 +151,7 @@ def dense_times(files: list[str], descriptor: LearnedDescriptor | None, threads:
     seconds, busy, described = math.inf, math.inf, 0
     for _ in range(3):
         begin, used = time.perf_counter(), time.process_time()
-        described = sum(len(prepare_scan(cloud, describe).points) for cloud in clouds)
+        described = sum(len(thin_and_describe_scan(cloud, describe).points) for cloud in clouds)
         seconds, busy = min(seconds, time.perf_counter() - begin), min(busy, time.process_time() - used)
     torch.set_num_threads(before)
     row: dict[str, float] = {"points": sum(map(len, clouds)), "described": described, "threads": threads}

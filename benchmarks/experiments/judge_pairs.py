@@ -51,7 +51,7 @@ from fullfield.training.flow.config import COMPILED, LOSSES, MIXTURE, PRECISIONS
 from fullfield.training.flow.loop import BatchPrefetcher
 from fullfield.training.flow.pictures import load_picture_pack
 from fullfield.training.flow.ranks import Ranks
-from fullfield.training.flow.stepping import TrainingStepper, check_steps_finite, choose_precision
+from fullfield.training.flow.stepping import TrainingStepper, choose_training_precision, raise_if_diverged
 
 DATA = data_folder()
 RAFTS: dict[str, Callable[[], RAFTConfig]] = {"raft-small": RAFTConfig.small, "raft-things": RAFTConfig}
@@ -213,7 +213,7 @@ def training_of(args: argparse.Namespace, device: torch.device) -> FlowTraining:
         batch=args.batch,
         learning_rate=args.learning_rate,
         updates=args.updates,
-        precision=args.precision or choose_precision(device),
+        precision=args.precision or choose_training_precision(device),
         graph=on_gpu and args.compile is None and isinstance(args.updates, int),
         compile=args.compile,
         channels_last=args.compile is not None,
@@ -304,7 +304,7 @@ def main(arguments: list[str] | None = None) -> None:
         scored = share >= (due[0] if due else 1.0)
         if scored or step % _READ == 0:
             reading = stepper.read_and_reset_means()  # waits for the device, so that the clock is right
-            check_steps_finite(reading, step, training)
+            raise_if_diverged(reading, step, training)
             seconds = time.perf_counter() - start
             if step % (4 * _READ) == 0:
                 print(f"step {step} of {training.steps}, {seconds:.0f} s, {reading}", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from benchmarks.experiments.score_methods import DATA, RAFT, RESULT
 from benchmarks.shared_pairs import shared_pairs
 from benchmarks.stored import state_conditions
 from fullfield.estimators import RefinedEstimator
-from fullfield.estimators._frames import read_into_batches
+from fullfield.estimators._frames import read_pairs_and_find_bars
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.refined import RefinedDirections
@@ -64,7 +64,9 @@ def known() -> Iterator[tuple[str, str, Known]]:
     """Yield the set, the name and the pair, for all pairs."""
     for name, (first, second, truth) in shared_pairs(DATA).items():
         if "alley_1" in name:
-            one, other = read_into_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu")).frames
+            one, other = read_pairs_and_find_bars(
+                [first], [second], ("frame1", "frame2"), "auto", torch.device("cpu")
+            ).frames
             mask = read_frame(next((DATA / "flow" / "sintel" / "truth").rglob("occlusions_*.png")), transfer="srgb")
             flow = read_flow(truth)
             yield "alley_1", name, Known((one, other), flow.flow, flow.valid, mask.amax(0) > 0)

@@ -92,7 +92,7 @@ def check_tensor(
     return value
 
 
-def check_has_values(tensor: torch.Tensor, name: str) -> torch.Tensor:
+def check_not_meta(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """Check that a tensor holds values (not on the device ``meta``) and return it."""
     require(not tensor.is_meta, name, "a tensor that holds values", tensor)
     return tensor

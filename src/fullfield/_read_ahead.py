@@ -21,7 +21,7 @@ def choose_reader_count() -> int:
     return max(2, min(16, (os.cpu_count() or 1) - 1))
 
 
-def choose_buffer_bytes() -> int:
+def choose_max_buffered_bytes() -> int:
     """Return the limit for items in memory that wait for someone: a 16th of the machine's memory, 1 to 4 GiB."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -40,7 +40,7 @@ class ReadAhead(Generic[Key, Item]):
         size_bytes: returns the memory that an item takes.
         threads: number of reads at the same time.
         max_bytes: limit for items that are read and not yet taken, estimated from the largest item so far; by default
-            :func:`choose_buffer_bytes`.
+            :func:`choose_max_buffered_bytes`.
         min_items: number of items that are read ahead even where they exceed the limit.
         max_items: number of items that are read ahead at most; by default one more than ``threads``.
         executor: where to read instead of in own threads; it is not shut down.
@@ -59,7 +59,7 @@ class ReadAhead(Generic[Key, Item]):
     ) -> None:
         self._read, self._size_bytes = read_item, count_item_bytes
         self._max_items = threads + 1 if max_items is None else max_items
-        self._max_bytes = choose_buffer_bytes() if max_bytes is None else max_bytes
+        self._max_bytes = choose_max_buffered_bytes() if max_bytes is None else max_bytes
         self._min_items = min_items
         self._own = ThreadPoolExecutor(threads, thread_name_prefix=_THREAD_NAME) if executor is None else None
         self._executor: Executor = executor or self._own  # type: ignore[assignment]  # one of them exists
@@ -79,13 +79,13 @@ class ReadAhead(Generic[Key, Item]):
             self._own.shutdown(wait=not threading.current_thread().name.startswith(_THREAD_NAME))
         self._pending.clear()
 
-    def add_keys(self, keys: Iterable[Key]) -> None:
+    def enqueue_keys(self, keys: Iterable[Key]) -> None:
         """Add keys of items that will be taken after those added before; a key that is waiting is not added twice."""
         waiting = {*self._queue, *self._pending}
         self._queue.extend(key for key in dict.fromkeys(keys) if key not in waiting)
         self._submit_pending()
 
-    def take_item(self, key: Key) -> Item:
+    def wait_and_take_item(self, key: Key) -> Item:
         """Return an item once it is read, and start to read the following ones. Errors of ``read`` are raised here."""
         while key in self._queue:
             self._submit_read(self._queue.popleft())
@@ -143,10 +143,10 @@ def iterate_ahead(
         return 1 if item is end else count_item_bytes(item)
 
     with ReadAhead(advance, count_bytes, threads=1, max_bytes=max_bytes, max_items=max_items) as reads:
-        reads.add_keys(range(max_items))
+        reads.enqueue_keys(range(max_items))
         for number in itertools.count():
-            item = reads.take_item(number)
+            item = reads.wait_and_take_item(number)
             if item is end:
                 return
-            reads.add_keys([number + max_items])
+            reads.enqueue_keys([number + max_items])
             yield item

@@ -84,14 +84,17 @@ def test_demo_flow_matches_its_frames(cli: Any, tmp_path: Path) -> None:
 
 
 # Most of a call's time goes into these two, which only a few tests look at.
-MAIN_JOB, COLOURS = functools.cache(doctor._measure_trial_time_and_epe), functools.cache(doctor._load_ocio_config_info)
+MAIN_JOB, COLOURS = (
+    functools.cache(doctor._measure_trial_time_and_epe),
+    functools.cache(doctor._find_ocio_config_and_count_color_spaces),
+)
 
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main job and colour management are tried once in this process."""
     monkeypatch.setattr(doctor, "_measure_trial_time_and_epe", MAIN_JOB)
-    monkeypatch.setattr(doctor, "_load_ocio_config_info", COLOURS)
+    monkeypatch.setattr(doctor, "_find_ocio_config_and_count_color_spaces", COLOURS)
 
 
 def test_doctor_json_reports_backends_and_versions(cli: Any) -> None:
@@ -203,7 +206,7 @@ def test_doctor_lists_backend_of_each_operator(cli: Any, monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("quickly")
 def test_doctor_lists_gpu_backends_of_point_operators(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli("doctor", "--json").json["operators"]["neighbors"]["backend"] == "cpu"
-    monkeypatch.setattr("fullfield.cli.doctor._list_gpu_devices", lambda: ["cuda:0"])
+    monkeypatch.setattr("fullfield.cli.doctor._list_cuda_and_mps_devices", lambda: ["cuda:0"])
     monkeypatch.setattr("fullfield.ops.correlation.list_backends", lambda _: [("cuda", None)])
     monkeypatch.setattr("fullfield.models.prepared.explain_no_half_precision", lambda _: None)
     monkeypatch.setattr("fullfield.ops.neighbors.list_backends", lambda *_: {"cuda": None, "cpu": "is for CPUs"})
@@ -247,8 +250,8 @@ def test_doctor_exits_with_2_when_estimate_fails(cli: Any, monkeypatch: pytest.M
     monkeypatch.setattr(fullfield.estimators.estimation, "estimate", broken)
     monkeypatch.setattr("fullfield.ops.tvl1.list_backends", broken)
     monkeypatch.setattr("fullfield.cli.doctor._find_tvl1_kernel_cache_and_check_warm", broken)
-    monkeypatch.setattr("fullfield.cli.doctor._collect_system_info", broken)
-    monkeypatch.setattr("fullfield.cli.doctor._load_ocio_config_info", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._collect_platform_cpu_and_threads", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._find_ocio_config_and_count_color_spaces", broken)
     ran = cli("doctor")
     assert ran.code == 2
     assert "main job      fails: RuntimeError: illegal instruction" in ran.out

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fullfield import viz
-from fullfield._kernels.cache_folder import list_candidate_cache_folders
+from fullfield._kernels.cache_folder import iterate_candidate_cache_folders
 from fullfield.cli import progress
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.registration import alignment
@@ -192,7 +192,7 @@ def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: 
 def test_register_advises_weights_that_can_be_had(cli: Any, monkeypatch: pytest.MonkeyPatch, is_known: bool) -> None:
     monkeypatch.setattr("fullfield.models.weights.can_fetch_weights", lambda _: is_known)
     said = cli("register", "a.ply", "c.ply", "--voxel", "0.1").err.splitlines()[-1]
-    folder = next(list_candidate_cache_folders()) / "weights"
+    folder = next(iterate_candidate_cache_folders()) / "weights"
     copy = "" if is_known else f" (copy weights/descriptor.safetensors from fullfield's source to {folder} first)"
     option = f"--descriptor learned{copy}"
     assert f"; if both show the same place, try {option} or --init with a rough pose or a third cloud" in said

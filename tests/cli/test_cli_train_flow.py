@@ -191,7 +191,7 @@ def test_train_flow_ignores_ctrl_c_as_its_caller_does(cli: Any, monkeypatch: pyt
 
 
 def test_train_flow_continues_paused_run(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield.training.flow.stepping.choose_precision", lambda _: "bfloat16")
+    monkeypatch.setattr("fullfield.training.flow.stepping.choose_training_precision", lambda _: "bfloat16")
     command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "pairs:mine", "--steps", "9", "--every", "100")
     ran = cli(*command, "--pause", "0.00001")
     assert ran.code == 0, ran.err

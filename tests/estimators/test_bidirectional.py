@@ -87,7 +87,7 @@ def test_refined_estimator_without_bidirectional_runs_twice() -> None:
 
 @pytest.mark.unit
 def test_bidirectional_refuses_initial_backward_flow_of_wrong_size() -> None:
-    network = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"])._load_on_device(torch.device("cpu"))
+    network = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"])._load_on_device_if_needed(torch.device("cpu"))
     pair = [frame.expand(-1, 3, -1, -1) for frame in PAIR]
     for run in (network, PreparedFlow(network, 72, 100, precision="exact")):
         refuses("initial_backward: expected", run.bidirectional_with_mixture, *pair, 1, None, torch.zeros(1, 3, 9, 9))

@@ -60,18 +60,18 @@ class Simulated(OneItemBuffer[FramePair]):
             frame = self.coming.pop(0)
             self.statistics.record_captured_frame(frame)
             if self.before is not None:
-                self.put_item(FramePair(self.before, frame))
+                self.put_item_unless_closed(FramePair(self.before, frame))
             self.before, self.statistics.dropped = frame, self.dropped
 
-    def take_item(self) -> FramePair | None:
+    def wait_and_take_item(self) -> FramePair | None:
         self.catch_up()
         if self._item is None and self.coming:
             self.clock.now = self.coming[0].at
             self.catch_up()
-            return self.take_item()
+            return self.wait_and_take_item()
         if not self.coming:
             self.close()
-        return super().take_item()
+        return super().wait_and_take_item()
 
 
 def simulate(
@@ -205,7 +205,7 @@ def test_one_item_buffer_drops_nothing_between_threads() -> None:
     for thread in threads:
         thread.start()
     seen = []
-    while (done := results.take_item()) is not None:
+    while (done := results.wait_and_take_item()) is not None:
         seen.append(done.flow)
     assert seen == list(range(1, 200))
     assert (statistics.dropped, results.dropped) == (0, 0)
@@ -217,15 +217,15 @@ def test_one_item_buffer_drops_nothing_between_threads() -> None:
 @pytest.mark.unit
 def test_one_item_buffer_close_ends_waiting_threads() -> None:
     pairs: OneItemBuffer[int] = OneItemBuffer(wait_until_taken=True)
-    assert pairs.put_item(1)
-    blocked = threading.Thread(target=pairs.put_item, args=(2,), daemon=True)
+    assert pairs.put_item_unless_closed(1)
+    blocked = threading.Thread(target=pairs.put_item_unless_closed, args=(2,), daemon=True)
     blocked.start()
     pairs.close()
     blocked.join(5)
     assert not blocked.is_alive()
-    assert pairs.take_item() == 1
-    assert pairs.take_item() is None
-    assert not pairs.put_item(3)
+    assert pairs.wait_and_take_item() == 1
+    assert pairs.wait_and_take_item() is None
+    assert not pairs.put_item_unless_closed(3)
 
 
 @pytest.mark.unit
@@ -250,7 +250,7 @@ def test_one_item_buffer_take_raises_error_of_producer(where: str) -> None:
     ).start()
 
     def drain() -> None:
-        while results.take_item() is not None:
+        while results.wait_and_take_item() is not None:
             pass
 
     with pytest.raises(OSError, match="unplugged"):

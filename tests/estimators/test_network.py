@@ -287,7 +287,7 @@ def estimate_double_by_hand(
     estimator: NetworkEstimator, frames: list[Tensor], own: Any, turned_own: Any
 ) -> list[FlowWithLogScale]:
     """Estimate both directions: both sizes upright and turned, the most confident, agreeing ones averaged."""
-    network: Any = estimator._load_on_device(torch.device("cpu"))
+    network: Any = estimator._load_on_device_if_needed(torch.device("cpu"))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
     updates = estimator.config.updates
     with torch.no_grad():

@@ -26,7 +26,7 @@ from fullfield.evaluation import EvaluationSettings, evaluate, predict, score, w
 from fullfield.evaluation import run as runs
 from fullfield.evaluation.predict import build_run_config
 from fullfield.evaluation.run import PredictionRun, _describe_constant
-from fullfield.evaluation.sharing import ProcessRank, get_torchrun_process
+from fullfield.evaluation.sharing import ProcessRank, read_torchrun_process_rank
 from fullfield.io import read_flow, write_flow, write_image
 from refusals import refuses
 
@@ -307,7 +307,7 @@ def test_evaluate_process_ranks_cover_all_pairs(pairs: FlowDataset, tmp_path: Pa
 def test_get_torchrun_process_refuses_wrong_variables(monkeypatch: pytest.MonkeyPatch, rank: str, count: str) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", count)
-    refuses("RANK, WORLD_SIZE: expected numbers as torchrun sets them", get_torchrun_process)
+    refuses("RANK, WORLD_SIZE: expected numbers as torchrun sets them", read_torchrun_process_rank)
 
 
 def test_parse_scale_returns_nearest_fraction() -> None:
@@ -514,13 +514,13 @@ def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeyp
     seen = []
 
     def watched(*_: object, **__: object) -> None:
-        seen.append(run.read_info_if_complete("pair"))
+        seen.append(run.read_summary_if_complete("pair"))
         raise AssertionError
 
     monkeypatch.setattr(runs, "write_flow", watched)
     run.save_prediction("pair", torch.ones(2, 3, 4), {"seconds": 2})
     assert seen == []
-    assert run.read_info_if_complete("pair") == {"seconds": 1, "bytes": 12 + 2 * 3 * 4 * 4}
+    assert run.read_summary_if_complete("pair") == {"seconds": 1, "bytes": 12 + 2 * 3 * 4 * 4}
     assert run.read_score_if_current("pooled", "pair", "truth") == {"images": 1}
 
 
@@ -540,7 +540,7 @@ def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytes
     run.get_score_path("pooled", "pair").unlink()
     assert run.read_score_if_current("pooled", "pair", "truth") is None
     run.get_prediction_path("pair").with_suffix(".json").unlink()
-    assert run.read_info_if_complete("pair") is None
+    assert run.read_summary_if_complete("pair") is None
 
 
 def test_evaluate_fills_and_ignores_unknown_pixels(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fullfield._kernels import Missing
 from fullfield.integrations import Handle
 from fullfield.integrations.forms import (
     build_original_lookup,
-    choose_backend,
+    choose_backend_for_patch,
     detect_pooling_limit_or_explain,
     parse_signature_or_explain,
     require_kernel_or_warn,
@@ -336,15 +336,15 @@ def test_patch_from_threads_keeps_warnings_and_streams() -> None:
 
 @pytest.mark.unit
 def test_patch_on_gpu_requires_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_backend(torch.device("cuda"), None) == "cuda"
-    assert choose_backend(torch.device("cuda"), "dense") == "dense"
+    assert choose_backend_for_patch(torch.device("cuda"), None) == "cuda"
+    assert choose_backend_for_patch(torch.device("cuda"), "dense") == "dense"
     for other in ("mps", "xpu"):
-        assert choose_backend(torch.device(other), None) is None
+        assert choose_backend_for_patch(torch.device(other), None) is None
         with pytest.warns(UserWarning, match=f"lookups run in plain PyTorch, as the kernel runs .* are on {other}"):
             require_kernel_or_warn(torch.device(other), None)
     with monkeypatch.context() as rocm:
         rocm.setattr(torch.version, "hip", "6.4")
-        assert choose_backend(torch.device("cuda"), None) is None
+        assert choose_backend_for_patch(torch.device("cuda"), None) is None
         with pytest.warns(UserWarning, match=r"are on an AMD GPU \(ROCm\)"):
             require_kernel_or_warn(torch.device("cuda"), None)
     from fullfield.ops.correlation import cpu

@@ -395,7 +395,7 @@ def _facts(path: Path) -> Any:
     _put(path, run / "predictions" / "facts.json")
     (run / "config.json").write_text("{}")
     (run / "predictions" / "facts.npy").write_bytes(bytes(128))
-    return ScanRun.load(run).read_info_if_complete("facts")
+    return ScanRun.load(run).read_summary_if_complete("facts")
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

@@ -65,7 +65,7 @@ def test_fork_guard_keeps_one_thread_with_old_openmp(monkeypatch: pytest.MonkeyP
 
     threads = torch.get_num_threads()
     guard = forks._ForkGuard()
-    monkeypatch.setattr(forks, "_try_stopping_gnu_openmp_threads", lambda: False)
+    monkeypatch.setattr(forks, "_stop_gnu_openmp_threads_if_possible", lambda: False)
     try:
         torch.set_num_threads(2)
         guard.lock_and_stop_pools()

@@ -20,7 +20,7 @@ from PIL import Image
 from fullfield import InputError
 from fullfield.io import read_frame, read_frame_window, write_image
 from fullfield.io.channels import find_color_channels
-from fullfield.io.files import check_pixel_count
+from fullfield.io.files import refuse_implausible_pixel_count
 from fullfield.io.names import FRAME_SUFFIXES
 from fullfield.io.oiio import ImagePart, write_and_verify_picture
 from fullfield.io.windows import FrameWindow
@@ -517,9 +517,9 @@ def test_check_pixel_count_accepts_black_frames(tmp_path: Path) -> None:
     assert float(read_frame(save(tmp_path / "a.exr", exr_image)).max()) == 0
     Image.fromarray(np.zeros((1100, 4096), bool)).save(tmp_path / "a.png")
     assert read_frame(tmp_path / "a.png").shape == (1, 1100, 4096)
-    check_pixel_count(tmp_path / "16k-black-dwab.exr", 16384, 8640, 51581)
+    refuse_implausible_pixel_count(tmp_path / "16k-black-dwab.exr", 16384, 8640, 51581)
     with pytest.raises(InputError, match="60000 × 60000 pixels, which a file of 1024 bytes cannot hold"):
-        check_pixel_count(tmp_path / "a.exr", 60000, 60000, 1024)
+        refuse_implausible_pixel_count(tmp_path / "a.exr", 60000, 60000, 1024)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from fullfield._kernels.numba_cache import cache_compiled_code, compile_all, find_cache_folder
+from fullfield._kernels.numba_cache import cache_compiled_code, compile_or_load_all, find_cache_folder
 
 CACHE = find_cache_folder(__file__)
 
@@ -36,7 +36,7 @@ _flat = types.float32[::1]
 ENTRY_POINTS = {"squares": (squares, (_flat, _flat)), "halves": (halves, (_flat,))}
 
 if __name__ == "__main__":
-    compile_all(ENTRY_POINTS, CACHE, "a few kernels")
+    compile_or_load_all(ENTRY_POINTS, CACHE, "a few kernels")
     found = np.zeros(3, np.float32)
     squares(np.arange(3, dtype=np.float32), found)
     halves(found)

@@ -359,7 +359,7 @@ def test_compile_all_accepts_kernels_of_other_modules(tmp_path: Path) -> None:
 
     shared = numba_cache.create_jit(tmp_path)(_twice)
     for what in ("first kernels", "second kernels"):
-        numba_cache.compile_all({"twice": (shared, (types.float32,))}, tmp_path, what)
+        numba_cache.compile_or_load_all({"twice": (shared, (types.float32,))}, tmp_path, what)
     assert shared(2.0) == 4.0
     assert len(shared.overloads) == 1
 

@@ -118,7 +118,7 @@ def test_compiler_reads_cache_that_cannot_be_written(
 
 
 def test_explain_refusal_names_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "list_candidate_libraries", lambda: iter(("libnvrtc-of-nobody.so",)))
+    monkeypatch.setattr(nvrtc, "iterate_candidate_libraries", lambda: iter(("libnvrtc-of-nobody.so",)))
     monkeypatch.setattr(nvrtc, "_open_library_by_pathfinder", lambda: None)
     nvrtc._find_newest_nvrtc.cache_clear()
     try:
@@ -141,7 +141,7 @@ def test_list_candidate_libraries_of_wheels(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(nvrtc, "_find_package_folders", lambda name: [tmp_path / name])
     for variable in ("CONDA_PREFIX", "CUDA_PATH", "CUDA_HOME"):
         monkeypatch.delenv(variable, raising=False)
-    assert list(nvrtc.list_candidate_libraries()) == [*map(str, places), *names]
+    assert list(nvrtc.iterate_candidate_libraries()) == [*map(str, places), *names]
 
 
 def test_nvrtc_launch_structures_match_cuda_header(monkeypatch: pytest.MonkeyPatch) -> None:

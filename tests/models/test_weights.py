@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fullfield._kernels.cache_folder import list_candidate_cache_folders
+from fullfield._kernels.cache_folder import iterate_candidate_cache_folders
 from fullfield.models import RAFT, RAFTConfig, fetch_weights, load_weights, weights
 from fullfield.models.downloads import DownloadError
 from fullfield.models.weights import (
@@ -197,7 +197,7 @@ def test_models_page_lists_every_entry() -> None:
 
 def test_find_cached_weights_trusts_named_folder(cache: Path, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = entry(served)
-    *_, temporary = list_candidate_cache_folders()
+    *_, temporary = iterate_candidate_cache_folders()
     for folder in (temporary, cache):
         (folder / "weights").mkdir(parents=True)
         (folder / "weights" / "mine.pth").write_bytes(b"somebody's")

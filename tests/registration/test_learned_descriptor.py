@@ -42,7 +42,7 @@ from fullfield.registration.learned_network import (
     find_surroundings,
 )
 from fullfield.registration.register import load_descriptor
-from fullfield.registration.scan import prepare_scan, select_one_per_cell
+from fullfield.registration.scan import select_one_per_cell, thin_and_describe_scan
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Limits, measure_evidence
 from fullfield.testing import sample_room_scan
 from refusals import refuses
@@ -314,10 +314,10 @@ def test_learned_descriptor_save_and_load_round_trip(tmp_path: Path, room: Float
     first.save(tmp_path / "w.safetensors")
     second = LearnedDescriptor.load(tmp_path / "w.safetensors")
     assert second.config == SMALL
-    described = prepare_scan(room, first.describe).features
-    assert described.shape == (len(prepare_scan(room).points), WIDTH)
+    described = thin_and_describe_scan(room, first.describe).features
+    assert described.shape == (len(thin_and_describe_scan(room).points), WIDTH)
     assert np.allclose(np.linalg.norm(described, axis=1), 1, atol=1e-5)
-    assert np.array_equal(described, prepare_scan(room, second.describe).features)
+    assert np.array_equal(described, thin_and_describe_scan(room, second.describe).features)
     second.save(tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
 

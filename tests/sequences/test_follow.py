@@ -25,7 +25,7 @@ from fullfield.sequences.outputs import Output
 from fullfield.sequences.tracking import (
     FlowField,
     Tracker,
-    _replace_by_trusted_match,
+    _select_direct_match_where_trusted,
     compute_confidence,
     compute_expected_error,
     list_chain_source_steps,
@@ -119,11 +119,11 @@ def test_prefer_trusted_match_selects_match_by_error_and_occlusion() -> None:
         return FlowField(flow, torch.full((1, 1), error), torch.full((1, 1), occlusion))
 
     chain = field(3.0, 4.0, 1.0)
-    assert float(_replace_by_trusted_match(chain, field(7.0, 0.8, 0.7)).flow[0]) == 7
-    assert float(_replace_by_trusted_match(chain, field(7.0, 0.8, 0.7)).occlusion) > 0.5
-    assert float(_replace_by_trusted_match(chain, field(7.0, 3.0, 0.7)).flow[0]) == 3  # not trusted
+    assert float(_select_direct_match_where_trusted(chain, field(7.0, 0.8, 0.7)).flow[0]) == 7
+    assert float(_select_direct_match_where_trusted(chain, field(7.0, 0.8, 0.7)).occlusion) > 0.5
+    assert float(_select_direct_match_where_trusted(chain, field(7.0, 3.0, 0.7)).flow[0]) == 3  # not trusted
     assert (
-        float(_replace_by_trusted_match(field(3.0, 4.0, 0.1), field(7.0, 0.8, 0.7)).flow[0]) == 3
+        float(_select_direct_match_where_trusted(field(3.0, 4.0, 0.1), field(7.0, 0.8, 0.7)).flow[0]) == 3
     )  # the chain is visible
 
 
@@ -165,7 +165,7 @@ def follow_job(pattern: str, numbers: list[int], reference: int) -> FollowJob:
 
 
 def run_job(job: FollowJob, numbers: list[int] | None = None) -> list[int]:
-    estimator, plates = job.build_prepared_estimator(), job.open_plates()
+    estimator, plates = job.set_threads_and_prepare_estimator(), job.open_plates()
     settled, plan = job.plan_missing_frames(estimator, plates)
     outcome = run_follow(settled, plan.missing if numbers is None else numbers, estimator, plates)
     assert not outcome.problems, outcome.problems
@@ -283,7 +283,7 @@ def test_follow_on_two_devices_equals_one() -> None:
     tasks = []
     for reference in (1003, 1006):
         job = follow_job(f"two{reference}.%04d.exr", numbers, reference)
-        settled, plan = job.plan_missing_frames(job.build_prepared_estimator(), job.open_plates())
+        settled, plan = job.plan_missing_frames(job.set_threads_and_prepare_estimator(), job.open_plates())
         tasks.append((settled, plan.missing))
     reported: list[int] = []
     outcomes = write_reference_flows_on_devices(tasks, ["cpu", "cpu"], report_frame=reported.append)
@@ -300,7 +300,7 @@ def test_follow_on_two_devices_equals_one() -> None:
 @pytest.mark.long
 def test_run_follow_on_devices_refuses_unusable_method() -> None:
     job = follow_job("ref.%04d.exr", [1001, 1002], 1001)
-    settled, plan = job.plan_missing_frames(job.build_prepared_estimator(), job.open_plates())
+    settled, plan = job.plan_missing_frames(job.set_threads_and_prepare_estimator(), job.open_plates())
     with pytest.raises(InputError, match="no_such"):
         write_reference_flows_on_devices([(replace(settled, method="no_such"), plan.missing)], ["cpu", "cpu"])
 
@@ -374,7 +374,7 @@ def test_follow_bad_plate_fails_only_its_frame() -> None:
     Path("plate.1003.png").write_bytes(b"")
     numbers = list(range(1001, 1007))
     job = follow_job("ref.%04d.exr", numbers, 1001)
-    estimator, source = job.build_prepared_estimator(), job.open_plates()
+    estimator, source = job.set_threads_and_prepare_estimator(), job.open_plates()
     settled, plan = job.plan_missing_frames(estimator, source)
     outcome = run_follow(settled, plan.missing, estimator, source)
     assert outcome.written == [1001, 1002, 1004, 1005, 1006]

@@ -493,12 +493,12 @@ def test_input_reader_rereads_file_replaced_after_read_ahead(tmp_path: Path) -> 
         return texts[-1]
 
     with InputReader(read, str, paths, StageTimes(), Outcome(), threads=1) as reader:
-        assert reader.get_item(paths[0]) == "first"
+        assert reader.get_item_or_raise(paths[0]) == "first"
         assert is_read_ahead.wait(60)
         replacement = tmp_path / "new"
         replacement.write_text("second")
         replacement.replace(paths[1])
-        assert reader.get_item(paths[1]) == "second"
+        assert reader.get_item_or_raise(paths[1]) == "second"
     assert texts == ["first", "first", "second"]
 
 
@@ -507,7 +507,7 @@ def test_input_reader_releases_skipped_items() -> None:
     with InputReader(started.append, lambda _: __file__, list("abcdef"), StageTimes(), Outcome(), threads=1) as reader:
         for key in "bcdef":  # "a" is never taken
             reader.discard_unneeded_items(lambda other, key=key: other >= key)
-            reader.get_item(key)
+            reader.get_item_or_raise(key)
             assert "a" not in reader._reads._pending
             assert len(reader._reads._pending) <= 2
 

@@ -325,7 +325,7 @@ def test_shot_killed_at_random_moments_equals_one_run(flow: CommandLine, shot: P
 def test_shot_on_two_devices_survives_killed_process(flow: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.sequences import pool
 
-    real, killed, context = pool._handle_message_if_alive, [], forking()
+    real, killed, context = pool._receive_and_apply_message_if_alive, [], forking()
 
     def heard(worker: Any, outcome: Any, left: Any, tell: Any) -> bool:
         if not killed and worker.finished:
@@ -333,7 +333,7 @@ def test_shot_on_two_devices_survives_killed_process(flow: CommandLine, monkeypa
             worker.process.kill()
         return real(worker, outcome, left, tell)
 
-    monkeypatch.setattr(pool, "_handle_message_if_alive", heard)
+    monkeypatch.setattr(pool, "_receive_and_apply_message_if_alive", heard)
     monkeypatch.setattr(pool.multiprocessing, "get_context", lambda _: context)
     options = ("--direction", "both", "--occlusion")
     assert flow("plate.%04d.png", "-o", "one.%04d.exr", *options)[0] == 0
@@ -527,7 +527,7 @@ def test_stage_times_sum_over_threads() -> None:
     for thread in threads:
         thread.join()
     assert stages.by_name["one"].calls == 200
-    stages.add({"one": StageTime(1, 2.0, 1.0), "two": StageTime(3, 1.0, 0.5)})
+    stages.add_times({"one": StageTime(1, 2.0, 1.0), "two": StageTime(3, 1.0, 0.5)})
     assert stages.by_name["two"] == StageTime(3, 1.0, 0.5)
     assert 2.0 < stages.by_name["one"].wall_s < 3.0
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.training.flow.mesh_shapes import create_procedural_meshes
-from fullfield.training.flow.pictures import load_picture_pack, read_licence_list
+from fullfield.training.flow.pictures import load_picture_pack, read_pack_manifest
 from tools.__main__ import main
 from tools.meshes.glb import Model, UnreadableModelError
 from tools.meshes.reduce import reduce_model
@@ -178,7 +178,7 @@ def test_mesh_pack_lists_and_loads_meshes(capsys: pytest.CaptureFixture[str]) ->
     assert (facts["meshes"], facts["animated"], facts["triangles"], facts["left_out"]) == (1, 1, 4, 3)
     lines = sorted(printed.err.splitlines())
     assert [line.split(":")[0] for line in lines if "equals" not in line] == ["cut.glb", "text.glb"]
-    (entry,) = read_licence_list("pack.zip")["meshes"]
+    (entry,) = read_pack_manifest("pack.zip")["meshes"]
     assert (entry["author"], entry["licence"], entry["poses"]) == ("Me", "CC0-1.0", [6])
     pack = load_picture_pack("pack.zip", size=64, drawn_shapes=1)
     assert pack.meshes is not None
@@ -188,7 +188,7 @@ def test_mesh_pack_lists_and_loads_meshes(capsys: pytest.CaptureFixture[str]) ->
     assert "| some |  | CC0-1.0 | 0 | 0 | 1 |" in capsys.readouterr().out
     again = WORDS.replace("pictures.zip", "pack.zip").replace("-o pack.zip", "-o more.zip")
     assert main([*again.split(), "--skip", "same|cut|text"]) == 0
-    assert len(read_licence_list("more.zip")["meshes"]) == 2
+    assert len(read_pack_manifest("more.zip")["meshes"]) == 2
     assert load_picture_pack("pictures.zip", size=64, drawn_shapes=1).meshes is None
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.io import write_image
-from fullfield.training.flow.pictures import format_licences, load_picture_pack, read_licence_list, unpack_masks
+from fullfield.training.flow.pictures import format_licences, load_picture_pack, read_pack_manifest, unpack_masks
 from fullfield.training.flow.procedural import MARGIN, create_procedural_shapes
 from tools.textures.pack import (
     build_pack,
@@ -164,7 +164,7 @@ def test_build_pack_reads_debian_archive(tmp_path: Path) -> None:
     pack = build_pack(tmp_path / "pack.zip", packages=[GAME], archives=tmp_path / "archives")
     assert (pack.pictures, pack.shapes) == (2, 1)  # the leaf is no texture, the map of normals nothing
     assert pack.left_out == {"named as a map": 1, "cut-out": 1}
-    listed = read_licence_list(tmp_path / "pack.zip")
+    listed = read_pack_manifest(tmp_path / "pack.zip")
     assert [(e["package"], e["version"], e["path"], e["licence"]) for e in listed["pictures"]] == [
         ("game-data", "1.5-2", "data/either.png", "MIT"),
         ("game-data", "1.5-2", "data/free/a.png", "CC-BY-3.0"),
@@ -211,7 +211,7 @@ def test_build_pack_reads_wheel_and_npm_package(tmp_path: Path) -> None:
         Package("@pmndrs/assets", "npm", "", pmndrs_pictures),
     ]
     build_pack(tmp_path / "pack.zip", packages=packages, archives=tmp_path)
-    entries = read_licence_list(tmp_path / "pack.zip")["pictures"]
+    entries = read_pack_manifest(tmp_path / "pack.zip")["pictures"]
     assert [(e["package"], e["version"], e["path"], e["author"], e["view"]) for e in entries] == [
         ("scikit-image", "0.1.2", "skimage/data/coffee.png", "Rachel Michetti", "whole"),
         ("@pmndrs/assets", "3.4.5", "hdri/park.exr", "Poly Haven", "piece 1 of 2"),
@@ -289,7 +289,7 @@ def test_build_pack_accepts_own_pictures(tmp_path: Path) -> None:
     ]
     pack = build_pack(tmp_path / "pack.zip", packages=[], own=own)
     assert (pack.pictures, pack.shapes, pack.left_out) == (2, 1, {"cannot be read, or huge": 1})
-    assert {e["licence"] for e in read_licence_list(pack.path)["pictures"]} == {"mine"}
+    assert {e["licence"] for e in read_pack_manifest(pack.path)["pictures"]} == {"mine"}
     (tmp_path / "cut/c.png").unlink()
     with pytest.raises(InputError, match=r"cut: expected pictures .*, found none$"):
         list(own_pictures(tmp_path / "cut", "mine", "Me", cutout=True))
@@ -310,7 +310,7 @@ def test_build_pack_limits_silhouettes(tmp_path: Path) -> None:
     assert kept.shapes == 2
     assert kept.left_out["silhouette beyond the limit"] == 1
     turned = build_pack(tmp_path / "b.zip", packages=[], own=own[::-1], most_shapes=2)
-    names = [{e["path"] for e in read_licence_list(p.path)["shapes"]} for p in (kept, turned)]
+    names = [{e["path"] for e in read_pack_manifest(p.path)["shapes"]} for p in (kept, turned)]
     assert names[0] == names[1]
 
 

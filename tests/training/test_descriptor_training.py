@@ -319,7 +319,7 @@ def test_train_descriptor_on_gpu(tmp_path: Path) -> None:
 
 def test_restore_run_refuses_deeply_nested_recipe(tmp_path: Path) -> None:
     """Python's reader of JSON stops at its recursion limit, on both paths that read a run's files."""
-    from fullfield.training.checkpoint import restore_run, write_or_check_recipe
+    from fullfield.training.checkpoint import restore_run_if_any, write_or_check_recipe
 
     deep = "[" * 200_000
     (tmp_path / "recipe.json").write_text(deep)
@@ -328,4 +328,4 @@ def test_restore_run_refuses_deeply_nested_recipe(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "state.json").write_text(deep)
     with pytest.raises(InputError, match="expected the state of a run, cannot be read"):
-        restore_run(tmp_path, {}, torch.optim.AdamW([torch.zeros(1)]), descriptor.DescriptorRow)
+        restore_run_if_any(tmp_path, {}, torch.optim.AdamW([torch.zeros(1)]), descriptor.DescriptorRow)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fullfield._check import InputError
 from fullfield.io.files import write_atomically
-from fullfield.training.flow.pictures import MANIFEST, MESHES, read_licence_list
+from fullfield.training.flow.pictures import MANIFEST, MESHES, read_pack_manifest
 from tools.meshes.glb import Model, UnreadableModelError
 from tools.meshes.reduce import Mesh, reduce_model
 from tools.textures.sources import Terms, usable
@@ -79,7 +79,7 @@ def add_meshes(
         OSError: a file cannot be read or written.
     """
     licence = origin.licence_name()
-    manifest = read_licence_list(pack)
+    manifest = read_pack_manifest(pack)
     files = sorted(path for path in origin.folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise InputError(f"{origin.folder}: expected models ({' '.join(SUFFIXES)}), found none")

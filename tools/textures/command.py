@@ -101,9 +101,9 @@ def run_command(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     paths.check_input_file(args.list, "--list")
 
-    from fullfield.training.flow.pictures import format_licences, read_licence_list
+    from fullfield.training.flow.pictures import format_licences, read_pack_manifest
 
-    manifest = read_licence_list(args.list)
+    manifest = read_pack_manifest(args.list)
     if args.json:
         report.print_json(manifest)
     else:

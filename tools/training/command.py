@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from fullfield.training.packing import pack_run, unpack_run
+from fullfield.training.packing import pack_run_lossily, unpack_run
 
 EPILOG = """\
 examples:
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(args: argparse.Namespace) -> int:
     """Pack or unpack a run, and print what was written."""
     if args.action == "pack":
-        for path in pack_run(args.source, args.target):
+        for path in pack_run_lossily(args.source, args.target):
             print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
     else:
         print(unpack_run(args.source, args.target))

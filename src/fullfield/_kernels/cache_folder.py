@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def list_candidate_cache_folders() -> Iterator[Path]:
+def iterate_candidate_cache_folders() -> Iterator[Path]:
     """Yield ``FULLFIELD_CACHE_DIR`` or the user's cache folder, then a temporary folder of the user's."""
     configured = os.environ.get("FULLFIELD_CACHE_DIR")
     if configured:
@@ -108,9 +108,9 @@ def _is_trusted_folder(folder: Path) -> bool:
         return False
 
 
-def find_writable_folder(name: str) -> Path | None:
+def find_or_create_writable_folder(name: str) -> Path | None:
     """Return a writable folder of that name in the first possible candidate folder, or None."""
-    for parent in list_candidate_cache_folders():
+    for parent in iterate_candidate_cache_folders():
         folder = parent / name
         if try_create_private_folder(folder):
             return folder
@@ -123,7 +123,7 @@ def list_read_only_folders(name: str, writable: Path | None) -> list[Path]:
     A container image is often built by root and run by another user.
     """
     folders: list[Path] = []
-    for parent in list_candidate_cache_folders():
+    for parent in iterate_candidate_cache_folders():
         if parent / name == writable:
             break
         folder = (parent / name).resolve()
@@ -132,7 +132,7 @@ def list_read_only_folders(name: str, writable: Path | None) -> list[Path]:
     return folders
 
 
-def log_or_print(message: str) -> None:
+def log_warning_or_print(message: str) -> None:
     """Log a warning, unless ``FULLFIELD_QUIET`` is set; where no handler is configured, print it on stderr."""
     if os.environ.get("FULLFIELD_QUIET"):
         return
@@ -148,7 +148,7 @@ def announce_compilation(kernels: str, processor: str, folder: Path | None) -> I
     """Announce the compilation of ``kernels`` for ``processor``, and print how long it took."""
     is_kept = folder is not None and os.access(folder, os.W_OK)  # an incomplete cache may be read-only
     times = "once" if is_kept else "in every process: no cache folder can be written"
-    log_or_print(f"compiling {kernels} for {processor}, {times} ...")
+    log_warning_or_print(f"compiling {kernels} for {processor}, {times} ...")
     start = time.perf_counter()
     yield
-    log_or_print(f"compiled in {time.perf_counter() - start:.1f} s")
+    log_warning_or_print(f"compiled in {time.perf_counter() - start:.1f} s")

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from fullfield._kernels import Missing
 from fullfield._kernels.cache_folder import (
     announce_compilation,
-    find_writable_folder,
+    find_or_create_writable_folder,
     list_read_only_folders,
-    log_or_print,
+    log_warning_or_print,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def find_cache_folder(*sources: str) -> Path | None:
         digest.update(str(Path(source).resolve()).encode())
         digest.update(Path(source).read_bytes())
     name = f"numba-{digest.hexdigest()[:16]}"
-    folder = find_writable_folder(name)
+    folder = find_or_create_writable_folder(name)
     return folder if folder is not None else next(iter(list_read_only_folders(name, None)), None)
 
 
@@ -186,17 +186,17 @@ def _is_intact_else_remove(path: str) -> bool:
 def _warn_once_per_folder(folder: str, text: str) -> None:
     if folder not in _SAID:
         _SAID.add(folder)
-        log_or_print(text)
+        log_warning_or_print(text)
 
 
 def is_cache_warm(folder: Path | None, name: str) -> bool:
-    """Return whether :func:`compile_all` has finished for this CPU in ``folder`` or a read-only one before."""
+    """Return whether :func:`compile_or_load_all` has finished for this CPU in ``folder`` or a read-only one before."""
     if folder is None:
         return False
     return any(_get_stamp_path(one, name).exists() for one in (folder, *_list_read_only_copies(folder)))
 
 
-def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, name: str) -> None:
+def compile_or_load_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, name: str) -> None:
     """Compile or load every ``name: (dispatcher, signature)``.
 
     A cold cache is announced on stderr, because it costs seconds once, unless ``FULLFIELD_QUIET`` is set.
@@ -216,7 +216,7 @@ class KernelModule:
     """Module of kernels that is imported and compiled (or loaded) on first use, from any thread.
 
     Args:
-        module: full name of the module. It has ``ENTRY_POINTS``, as for :func:`compile_all`, and their ``CACHE``.
+        module: full name of the module, with ``ENTRY_POINTS``, as for :func:`compile_or_load_all`, and their ``CACHE``.
         what: name of the kernels in the announcement.
     """
 
@@ -234,7 +234,7 @@ class KernelModule:
                     self._process.join()
                     self._process = None
                 module = importlib.import_module(self._name)
-                compile_all(module.ENTRY_POINTS, module.CACHE, self._label)
+                compile_or_load_all(module.ENTRY_POINTS, module.CACHE, self._label)
                 self._ready = module
         return self._ready
 
@@ -250,7 +250,7 @@ class KernelModule:
 
         with self._lock:
             if self._ready is None and self._process is None:
-                log_or_print(f"compiling {self._label} for this CPU in a second process, once ...")
+                log_warning_or_print(f"compiling {self._label} for this CPU in a second process, once ...")
                 arguments = self._name, self._label
                 self._process = get_context("spawn").Process(target=_compile_into_cache, args=arguments, daemon=True)
                 self._process.start()

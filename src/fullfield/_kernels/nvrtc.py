@@ -24,9 +24,9 @@ from typing import NamedTuple
 from fullfield._kernels import Missing
 from fullfield._kernels.cache_folder import (
     announce_compilation,
-    find_writable_folder,
+    find_or_create_writable_folder,
     list_read_only_folders,
-    log_or_print,
+    log_warning_or_print,
 )
 
 WINDOWS = sys.platform == "win32"
@@ -90,7 +90,7 @@ def _find_package_folders(name: str) -> list[Path]:
     return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec is not None else []
 
 
-def _list_library_folders(major: int) -> Iterator[Path]:
+def _iterate_library_folders(major: int) -> Iterator[Path]:
     """Yield the folders of NVIDIA's wheels, PyTorch's wheels, conda and toolkits."""
     for root in _find_package_folders("nvidia"):
         for package in (f"cu{major}", "cuda_nvrtc"):
@@ -103,18 +103,18 @@ def _list_library_folders(major: int) -> Iterator[Path]:
             yield from (root / subfolder for subfolder in ("lib", "lib64", "bin", "bin/x64", "Library/bin"))
 
 
-def list_candidate_libraries() -> Iterator[str]:
+def iterate_candidate_libraries() -> Iterator[str]:
     """Yield existing paths of NVRTC, then names for the system's loader, the newest CUDA major first."""
     for major in MAJORS:
         for name in _list_library_names(major):
-            for folder in _list_library_folders(major):
+            for folder in _iterate_library_folders(major):
                 if (folder / name).is_file():
                     yield str(folder / name)
     for major in MAJORS:
         yield from _list_library_names(major)
 
 
-def _open_library(path: str) -> ctypes.CDLL | None:
+def _open_library_if_possible(path: str) -> ctypes.CDLL | None:
     """Open the library after the one with its built-in functions, which it would search by name only."""
     folder = Path(path).parent
     try:
@@ -130,11 +130,11 @@ def _open_library(path: str) -> ctypes.CDLL | None:
         return None
 
 
-def _open_library_by_pathfinder() -> ctypes.CDLL | None:
+def _open_library_by_pathfinder_if_possible() -> ctypes.CDLL | None:
     """Open the library that cuda-core finds, if that is installed."""
     try:
         pathfinder = importlib.import_module("cuda.pathfinder")
-        return _open_library(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+        return _open_library_if_possible(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
     except (ImportError, RuntimeError, OSError):
         return None
 
@@ -193,13 +193,13 @@ class Nvrtc:
 
 @functools.cache
 def _find_newest_nvrtc(max_cuda_major: int) -> Nvrtc | None:
-    for path in list_candidate_libraries():
-        library = _open_library(path)
+    for path in iterate_candidate_libraries():
+        library = _open_library_if_possible(path)
         if library is not None:
             loaded = Nvrtc(library)
             if loaded.version[0] <= max_cuda_major:
                 return loaded
-    library = _open_library_by_pathfinder()
+    library = _open_library_by_pathfinder_if_possible()
     last = Nvrtc(library) if library is not None else None
     return last if last is not None and last.version[0] <= max_cuda_major else None
 
@@ -231,12 +231,12 @@ class Compiler:
     def __init__(self, arch: str, label: str) -> None:
         self.arch = arch
         self.label = label
-        self.folder = find_writable_folder("nvrtc")
+        self.folder = find_or_create_writable_folder("nvrtc")
         self._read_only_folders = list_read_only_folders("nvrtc", self.folder)
 
     def compile(self, sources: Sequence[KernelSource]) -> list[bytes]:
         """Return the machine code of every source."""
-        images = [self._read_cached(source) for source in sources]
+        images = [self._read_cached_if_intact(source) for source in sources]
         missing = [index for index, code in enumerate(images) if code is None]
         if missing:
             compiler = load_nvrtc()
@@ -247,14 +247,14 @@ class Compiler:
                 codes = pool.map(lambda index: compiler.compile(sources[index], self.arch)[0], missing)
                 for index, code in zip(missing, codes, strict=True):
                     images[index] = code
-                    self._write_cached(sources[index], code)
+                    self._write_cached_unless_disk_full(sources[index], code)
         return [code for code in images if code is not None]
 
     def _get_cached_path(self, folder: Path, source: KernelSource) -> Path:
         key = (source.text, source.options, OPTIONS, self.arch, load_nvrtc().version)
         return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.bin"
 
-    def _read_cached(self, source: KernelSource) -> bytes | None:
+    def _read_cached_if_intact(self, source: KernelSource) -> bytes | None:
         folders = self._read_only_folders if self.folder is None else [*self._read_only_folders, self.folder]
         for folder in folders:
             path = self._get_cached_path(folder, source)
@@ -264,10 +264,10 @@ class Compiler:
                 continue
             if image[:32] == hashlib.sha256(image[32:]).digest():
                 return image[32:]
-            log_or_print(f"{path}: damaged; its kernels are compiled again")
+            log_warning_or_print(f"{path}: damaged; its kernels are compiled again")
         return None
 
-    def _write_cached(self, source: KernelSource, code: bytes) -> None:
+    def _write_cached_unless_disk_full(self, source: KernelSource, code: bytes) -> None:
         """Write the code to disk atomically; a full disk only means that it is compiled again."""
         if self.folder is None:
             return
@@ -283,7 +283,7 @@ class Compiler:
                 Path(temporary).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            log_or_print(f"{path}: cannot keep compiled kernels ({error.strerror or error})")
+            log_warning_or_print(f"{path}: cannot keep compiled kernels ({error.strerror or error})")
 
 
 # ---- the driver

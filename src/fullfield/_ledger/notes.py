@@ -24,7 +24,9 @@ def read_json_file(path: Path, description: str = "a JSON object") -> dict[str, 
     """
     require_nonempty_file(path)
     try:
-        content = json.loads(path.read_text("utf-8"), parse_constant=_parse_constant, parse_float=_parse_float)
+        content = json.loads(
+            path.read_text("utf-8"), parse_constant=_parse_nonfinite_as_none, parse_float=_parse_finite_float_or_none
+        )
     except (ValueError, RecursionError) as error:  # the second: nested too deeply
         raise InputError(f"{path}: expected JSON, got something else ({join_to_one_line(str(error))})") from None
     if not isinstance(content, dict):
@@ -71,7 +73,7 @@ def _link_unless_exists(temporary: Path, path: Path) -> None:
 
 def round_trip_through_json(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content as JSON gives it back: other objects as text, None for numbers that are not finite."""
-    plain: dict[str, Any] = json.loads(json.dumps(content, default=str), parse_constant=_parse_constant)
+    plain: dict[str, Any] = json.loads(json.dumps(content, default=str), parse_constant=_parse_nonfinite_as_none)
     return plain
 
 
@@ -79,11 +81,11 @@ def _format_json(content: Mapping[str, Any]) -> str:
     return json.dumps(round_trip_through_json(content), indent=1, allow_nan=False) + "\n"
 
 
-def _parse_constant(_: str) -> None:
+def _parse_nonfinite_as_none(_: str) -> None:
     """Return None for NaN and the infinities, which JSON does not have."""
 
 
-def _parse_float(text: str) -> float | None:
+def _parse_finite_float_or_none(text: str) -> float | None:
     number = float(text)
     return number if math.isfinite(number) else None
 

@@ -15,7 +15,7 @@ from fullfield.cli import argtypes, paths, report
 from fullfield.cli.options import (
     add_compression_options,
     add_vector_reading_options,
-    build_vector_reading,
+    build_flow_read_options,
     get_vector_arguments,
     parse_compression_and_half,
 )
@@ -191,7 +191,7 @@ def _read_backward_layer_if_storable(args: argparse.Namespace, source: str, outp
     if args.st_map or not has_exr_suffix(output):
         report.print_note(f"{output}: holds only the forward layer; use --layer backward to convert the other")
         return None
-    reading = build_vector_reading(args, part=args.part)
+    reading = build_flow_read_options(args, part=args.part)
     flow = read_flow_direction(source, "backward", reading, window="data" if args.scale is None else "display")
     resized, valid = _resize_by_scale_option(args, flow, flow.isfinite().all(0))
     return resized.masked_fill(~valid, float("nan"))

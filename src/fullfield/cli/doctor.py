@@ -61,32 +61,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Collect all findings, even if some fail, and try the main job."""
-    packages = {name: _get_result_and_error(partial(import_module, name))[1] for name in _PACKAGES}
-    cache, cache_problem = _get_result_and_error(_find_tvl1_kernel_cache_and_check_warm)
-    trial, problem = _get_result_and_error(_measure_trial_time_and_epe)
+    packages = {name: _call_and_catch_any_error(partial(import_module, name))[1] for name in _PACKAGES}
+    cache, cache_problem = _call_and_catch_any_error(_find_tvl1_kernel_cache_and_check_warm)
+    trial, problem = _call_and_catch_any_error(_measure_trial_time_and_epe)
     if trial is not None and not trial["epe"] < 1.0:
         problem = f"ArithmeticError: the flow of a known scene is {trial['epe']:.3g} px off"
     findings = {
         "versions": report.collect_versions(),
-        "system": _get_result_and_error(_collect_system_info)[0],
-        "devices": _get_result_and_error(_explain_unavailable_per_device)[0],
-        "operators": {name: _get_result_and_error(partial(_explain_backend_choice, name))[0] for name in _OPERATORS},
+        "system": _call_and_catch_any_error(_collect_platform_cpu_and_threads)[0],
+        "devices": _call_and_catch_any_error(_explain_unavailable_per_device)[0],
+        "operators": {
+            name: _call_and_catch_any_error(partial(_explain_backend_choice, name))[0] for name in _OPERATORS
+        },
         **{
-            f"{name}_on_gpus": _get_result_and_error(partial(_explain_backend_choice_per_gpu, name))[0]
+            f"{name}_on_gpus": _call_and_catch_any_error(partial(_explain_backend_choice_per_gpu, name))[0]
             for name in ("correlation", *_ON_FRAMES)
         },
-        "points_on_gpus": _get_result_and_error(_explain_point_backend_choice_per_gpu)[0],
-        "fast_networks": _get_result_and_error(_explain_no_half_precision_per_gpu)[0],
-        "fast_networks_on_cpu": _get_result_and_error(_name_fast_network_dtype_on_cpu)[0],
-        "networks": _get_result_and_error(_find_default_weights_per_method)[0],
-        "ptlflow": _get_result_and_error(_find_ptlflow_version_and_problem)[0],
+        "points_on_gpus": _call_and_catch_any_error(_explain_point_backend_choice_per_gpu)[0],
+        "fast_networks": _call_and_catch_any_error(_explain_no_half_precision_per_gpu)[0],
+        "fast_networks_on_cpu": _call_and_catch_any_error(_name_fast_network_dtype_on_cpu)[0],
+        "networks": _call_and_catch_any_error(_find_default_weights_per_method)[0],
+        "ptlflow": _call_and_catch_any_error(_find_ptlflow_version_and_problem)[0],
         "kernel_cache": {"problem": cache_problem} if cache is None else cache,
         "packages": packages,
         "extras": {
             name: {"missing": _list_missing_packages(brings), "adds": adds, "command": build_install_command(name)}
             for name, (brings, adds) in _EXTRAS.items()
         },
-        "colour_management": _get_result_and_error(_load_ocio_config_info)[0],
+        "colour_management": _call_and_catch_any_error(_find_ocio_config_and_count_color_spaces)[0],
         "main_job": {"works": problem is None, "problem": problem, **(trial or {})},
     }
     if args.json:
@@ -96,7 +98,7 @@ def run_command(args: argparse.Namespace) -> int:
     return 0 if problem is None else 2
 
 
-def _get_result_and_error(function: Callable[[], Any]) -> tuple[Any, str | None]:
+def _call_and_catch_any_error(function: Callable[[], Any]) -> tuple[Any, str | None]:
     """Return the result of ``function`` and None, or None and its error, because doctor runs on broken machines."""
     try:
         return function(), None
@@ -113,7 +115,7 @@ def _list_missing_packages(requirements: tuple[str, ...]) -> list[str]:
     return [name for name in requirements if is_absent(name)]
 
 
-def _collect_system_info() -> dict[str, object]:
+def _collect_platform_cpu_and_threads() -> dict[str, object]:
     import torch
 
     return {
@@ -151,7 +153,7 @@ def _explain_backend_choice(operator: str, device: str = "cpu") -> dict[str, Any
     return {"backend": selected, "others": reasons}
 
 
-def _list_gpu_devices() -> list[str]:
+def _list_cuda_and_mps_devices() -> list[str]:
     import torch
 
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
@@ -162,14 +164,14 @@ def _list_gpu_devices() -> list[str]:
 
 def _explain_backend_choice_per_gpu(operator: str) -> dict[str, Any]:
     """Return the backends of the operator on every GPU."""
-    return {gpu: _explain_backend_choice(operator, gpu) for gpu in _list_gpu_devices()}
+    return {gpu: _explain_backend_choice(operator, gpu) for gpu in _list_cuda_and_mps_devices()}
 
 
 def _explain_point_backend_choice_per_gpu() -> dict[str, Any]:
     """Return the backends of the point operators on every GPU."""
     return {
         gpu: {operator: _explain_backend_choice(operator, gpu) for operator in _ON_POINTS}
-        for gpu in _list_gpu_devices()
+        for gpu in _list_cuda_and_mps_devices()
     }
 
 
@@ -179,7 +181,7 @@ def _explain_no_half_precision_per_gpu() -> dict[str, str | None]:
 
     from fullfield.models.prepared import explain_no_half_precision
 
-    return {gpu: explain_no_half_precision(torch.device(gpu)) for gpu in _list_gpu_devices()}
+    return {gpu: explain_no_half_precision(torch.device(gpu)) for gpu in _list_cuda_and_mps_devices()}
 
 
 def _name_fast_network_dtype_on_cpu() -> str:
@@ -203,7 +205,7 @@ def _find_ptlflow_version_and_problem() -> dict[str, str | None] | None:
         return None
     from fullfield.estimators.ptlflow import import_ptlflow
 
-    problem = _get_result_and_error(import_ptlflow)[1]
+    problem = _call_and_catch_any_error(import_ptlflow)[1]
     return {"version": version, "problem": problem and problem.rpartition("which cannot be imported: ")[2]}
 
 
@@ -214,7 +216,7 @@ def _find_tvl1_kernel_cache_and_check_warm() -> dict[str, object]:
     return {"folder": None if folder is None else str(folder), "warm": warm}
 
 
-def _load_ocio_config_info() -> dict[str, object]:
+def _find_ocio_config_and_count_color_spaces() -> dict[str, object]:
     import OpenImageIO as oiio
 
     from fullfield.io.names import OCIO_CONFIG
@@ -244,7 +246,7 @@ def _print_backend_choice(operator: str, prefix: str, choice: dict[str, Any] | N
         print(f"{'':<14}{name}: {reason}")
 
 
-def _format_ptlflow(package: dict[str, str | None] | None) -> str:
+def _format_ptlflow_version_or_problem(package: dict[str, str | None] | None) -> str:
     if package is None:
         return "not installed; its models are methods too: pip install ptlflow"
     problem = package["problem"]
@@ -281,7 +283,7 @@ def _print_diagnosis(diagnosis: dict[str, Any]) -> None:
     for method, details in (diagnosis["networks"] or {}).items():
         missing = f"weights {details['weights']} are not on this machine: fullfield weights fetch {details['weights']}"
         print(f"{method:<14}{details['path'] or missing}")
-    print(f"ptlflow       {_format_ptlflow(diagnosis['ptlflow'])}")
+    print(f"ptlflow       {_format_ptlflow_version_or_problem(diagnosis['ptlflow'])}")
     cache = diagnosis["kernel_cache"]
     compiled = "are compiled" if cache.get("warm") else "are compiled at first use"
     state = cache.get("problem") or f"{cache['folder']}; the kernels of tvl1 {compiled}"

@@ -77,9 +77,9 @@ def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, estimate missing predictions, score and report."""
     methods.limit_cpu_threads(args.threads)
 
-    from fullfield.evaluation.sharing import get_torchrun_process, leave_process_group
+    from fullfield.evaluation.sharing import leave_process_group, read_torchrun_process_rank
 
-    process = get_torchrun_process()
+    process = read_torchrun_process_rank()
     try:
         return _run_evaluation(args, process)
     finally:
@@ -143,7 +143,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
         return 0
     run = PredictionRun.load(folder)
     files = [] if args.submission is None else write_submission(dataset, run, args.submission)
-    _print_result(args, folder, result, len(files), title=choice.title)
+    _print_report(args, folder, result, len(files), title=choice.title)
     return (
         0
         if result["scores"] is None
@@ -235,7 +235,7 @@ def _format_network_lines(parameters: dict[str, Any]) -> list[str]:
     return [text]
 
 
-def _print_result(args: argparse.Namespace, folder: Path, result: dict[str, Any], files: int, *, title: str) -> None:
+def _print_report(args: argparse.Namespace, folder: Path, result: dict[str, Any], files: int, *, title: str) -> None:
     stored = result["config"]["dataset"]
     name, backends = report.escape_control_characters(stored["name"]), ", ".join(result["backends"])
     lines = [f"{report.escape_control_characters(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})"]

@@ -123,7 +123,7 @@ def run_command(args: argparse.Namespace) -> int:
         listed = [args.frame1, args.frame2, args.previous]
         files = read_and_fill_frames(args, [path for path in listed if path is not None])
         (frame1, frame2, *previous), window = files.frames, files.window
-        initial = None if args.initial_flow is None else _read_initial_flow(args, frame1, window)
+        initial = None if args.initial_flow is None else _read_initial_flow_with_unknown_as_zero(args, frame1, window)
         watch.add_lap("load")
 
         choice.load_weights_and_kernels(
@@ -159,7 +159,7 @@ def run_command(args: argparse.Namespace) -> int:
         for frame, result in zip((args.frame2, args.previous), (flow, *backward), strict=False):
             if result.bars is not None:
                 report.print_note(f"{args.frame1}, {frame}: {report.describe_bars(result.bars)}")
-    _print_result(args, choice, [flow, *backward], visualization, outcome, watch.get_stage_seconds())
+    _print_report(args, choice, [flow, *backward], visualization, outcome, watch.get_stage_seconds())
     return 0 if outcome.problem is None else 2
 
 
@@ -194,7 +194,9 @@ def _check_file_options(args: argparse.Namespace) -> None:
         paths.refuse_replacing_unrecorded_files([(option, path) for option, path, _ in outputs])
 
 
-def _read_initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow | None) -> Tensor:
+def _read_initial_flow_with_unknown_as_zero(
+    args: argparse.Namespace, frame: Tensor, window: FrameWindow | None
+) -> Tensor:
     """Return the initial flow; unknown vectors start from zero."""
     choice: dict[str, Any] = get_layer_arguments(args, "initial")
     if window is not None and args.window == "data" and has_exr_suffix(args.initial_flow):
@@ -262,7 +264,7 @@ def _write_flow_or_rescue_file(
     return outcome
 
 
-def _print_result(
+def _print_report(
     args: argparse.Namespace,
     choice: methods.MethodChoice,
     flows: list[Flow],  # and the one to the frame before
@@ -286,7 +288,7 @@ def _print_result(
         picture = {
             "path": args.viz,
             "kind": kind,
-            "max_motion": visualization.compute_scale_range_px(kind)["max_motion"],
+            "max_motion": visualization.get_scale_maxima_px(kind)["max_motion"],
         }
         text += f"\n{report.escape_control_characters(args.viz)}: {visualization.format_legend(kind)}"
     content = {

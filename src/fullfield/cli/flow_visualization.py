@@ -66,7 +66,7 @@ class FlowVisualization:
         """Motion at the end of the colour scale, px."""
         return viz.measure_max_motion(self.flow, self.valid) if self.max_motion is None else self.max_motion
 
-    def compute_scale_range_px(self, kind: str) -> dict[str, float | None]:
+    def get_scale_maxima_px(self, kind: str) -> dict[str, float | None]:
         """Return the ends of the picture's scales, px: ``max_motion`` and ``max_error``, None for an absent one."""
         from fullfield.viz.errors import DEFAULT_MAX_ERROR
 
@@ -79,7 +79,7 @@ class FlowVisualization:
 
     def format_legend(self, kind: str) -> str:
         """Return the kind of the picture and its scales as text."""
-        scales = self.compute_scale_range_px(kind)
+        scales = self.get_scale_maxima_px(kind)
         words = [kind]
         if scales["max_motion"] is not None:
             words.append(f"colour scale: 0 to {scales['max_motion']:.4g} px")

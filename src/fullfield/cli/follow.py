@@ -131,7 +131,7 @@ def run_command(args: argparse.Namespace) -> int:
         for (job, plan), job_outcome in zip(
             tasks, _write_reference_flows(tasks, choice, devices, progress), strict=False
         ):
-            outcome.add(job_outcome)
+            outcome.merge_parallel_outcome(job_outcome)
             written += len(job_outcome.written)
             if args.tracks is not None and job_outcome.stopped is None:
                 current = {*job.numbers} - {*plan.missing} | {*job_outcome.written}  # others may have old files
@@ -140,7 +140,7 @@ def run_command(args: argparse.Namespace) -> int:
         report.print_note(str(problem), kind="error")
     existing = sum(len(numbers) - len(plan.missing) for _, plan in tasks)
     st_maps = sum(len(plan.st_maps) for _, plan in tasks)
-    _print_result(args, choice, devices, outcome, numbers, written, existing, st_maps, time.perf_counter() - start_s)
+    _print_report(args, choice, devices, outcome, numbers, written, existing, st_maps, time.perf_counter() - start_s)
     return 0 if outcome.is_complete else 2
 
 
@@ -276,7 +276,7 @@ def _write_point_tracks(args: argparse.Namespace, job: FollowJob, frame_numbers:
         write_tracks(args.tracks.replace(_FIELD, str(job.reference)), tracks, height, job.reference)
 
 
-def _print_result(
+def _print_report(
     args: argparse.Namespace,
     choice: methods.MethodChoice,
     devices: Sequence[str],

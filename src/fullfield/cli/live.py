@@ -77,7 +77,7 @@ def _parse_rate_or_keyword(text: str) -> str | float:
         raise argparse.ArgumentTypeError(f"expected source, max or a number > 0, got {text!r}") from None
 
 
-def _check_options(args: argparse.Namespace) -> None:
+def _check_live_options(args: argparse.Namespace) -> None:
     if args.max_motion is not None and args.viz is None and not args.preview:
         raise InputError("--max-motion: applies to --viz or --preview, which are absent")
     is_file = not args.source.startswith(CAMERA) and "://" not in args.source
@@ -91,7 +91,7 @@ def _check_options(args: argparse.Namespace) -> None:
 def run_command(args: argparse.Namespace) -> int:
     """Check the options, estimate until the source ends or the user stops, and report."""
     choice = methods.choose_method(args)
-    _check_options(args)
+    _check_live_options(args)
 
     from fullfield.estimators.live import LiveStatistics
 
@@ -105,12 +105,13 @@ def run_command(args: argparse.Namespace) -> int:
         threads: list[threading.Thread] = []
         stack.callback(_close_source_if_idle, source, threads)
         screen = _PictureOutputs.open(args, choice.device, source, stack)
-        compute = _build_computation(choice, (source.height, source.width))  # compiles before frames come
+        size = (source.height, source.width)
+        compute = _prepare_pair_or_persistent_computation(choice, size)  # compiles before frames come
         status = _Status(args, source)
         interrupted = _compute_and_show_until_end(args, source, compute, screen, statistics, status, threads)
         if statistics.frames < 2 and not interrupted:
             raise InputError(f"{args.source}: expected two frames or more, got {statistics.frames}")
-    _print_result(args, choice, source, compute.backend, screen, statistics, interrupted)
+    _print_report(args, choice, source, compute.backend, screen, statistics, interrupted)
     return 0
 
 
@@ -123,7 +124,7 @@ def _close_source_if_idle(source: VideoSource, threads: list[threading.Thread]) 
 # ---- computing
 
 
-def _build_computation(
+def _prepare_pair_or_persistent_computation(
     choice: methods.MethodChoice, size: tuple[int, int]
 ) -> _PairComputation | _PersistentComputation:
     """Return what computes the flow of a pair, prepared for frames of ``size``."""
@@ -270,7 +271,7 @@ class _Status:
         self._source, self._last = source, time.monotonic()
         self._drawn = False
 
-    def print_status(self, statistics: LiveStatistics) -> None:
+    def print_status_if_due(self, statistics: LiveStatistics) -> None:
         now = time.monotonic()
         if self._quiet or now - self._last < _STATUS_SECONDS[self._live]:
             return
@@ -282,7 +283,7 @@ class _Status:
         width = shutil.get_terminal_size().columns - 1
         print_to_stderr(f"\r{line[:width]:<{width}}", end="")
 
-    def end_line(self) -> None:
+    def end_status_line(self) -> None:
         if self._drawn:
             print_to_stderr("")
 
@@ -351,9 +352,9 @@ def _compute_and_show_until_end(
         thread.start()
     interrupted = False
     try:
-        while (result := results.take_item()) is not None:
+        while (result := results.wait_and_take_item()) is not None:
             is_open = picture_outputs.show_unless_closed(result)
-            status.print_status(statistics)
+            status.print_status_if_due(statistics)
             if not is_open:
                 break
     except KeyboardInterrupt:
@@ -361,7 +362,7 @@ def _compute_and_show_until_end(
     finally:
         results.close()
         pairs.close()
-        status.end_line()
+        status.end_status_line()
         for thread in started_threads:
             thread.join(_PATIENCE)
     return interrupted
@@ -373,7 +374,7 @@ def _print_when_next_frame_is_due(args: argparse.Namespace, number: int, seconds
         report.print_note(f"{args.source}: {due}; --rate max does not wait")
 
 
-def _print_result(
+def _print_report(
     args: argparse.Namespace,
     choice: methods.MethodChoice,
     source: VideoSource,

@@ -329,7 +329,7 @@ def _describe_preset_values(methods: tuple[str, ...], parameter: Parameter) -> s
     values: dict[str, list[str]] = {}
     for name in methods:
         values.setdefault(_describe_default_and_presets(METHODS[name], parameter.field), []).append(name)
-    if parameter.is_switch and values.keys() == {_format_value(None)}:
+    if parameter.is_switch and values.keys() == {_format_parameter_value(None)}:
         return ""  # not a value of the command line
     if len(values) == 1:
         return f" [{next(iter(values))}]"
@@ -338,15 +338,17 @@ def _describe_preset_values(methods: tuple[str, ...], parameter: Parameter) -> s
 
 def _describe_default_and_presets(method: Method, field: str) -> str:
     """Return the value of the default preset, and those of the presets that differ."""
-    values = {preset: _format_value(getattr(config, field)) for preset, config in method.load_presets().items()}
+    values = {
+        preset: _format_parameter_value(getattr(config, field)) for preset, config in method.load_presets().items()
+    }
     default = values[DEFAULT_PRESET]
     others = ", ".join(f"{preset}: {value}" for preset, value in values.items() if value != default)
     return f"{default} ({others})" if others else default
 
 
-def _format_value(value: object) -> str:
+def _format_parameter_value(value: object) -> str:
     if isinstance(value, tuple):
-        return ",".join(map(_format_value, value))
+        return ",".join(map(_format_parameter_value, value))
     return "auto" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

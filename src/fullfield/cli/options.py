@@ -170,7 +170,7 @@ def get_vector_arguments(args: argparse.Namespace, prefix: str = "") -> dict[str
     return {name: value for name, value in values.items() if value is not None}
 
 
-def build_vector_reading(args: argparse.Namespace, **fields: Any) -> FlowReadOptions:
+def build_flow_read_options(args: argparse.Namespace, **fields: Any) -> FlowReadOptions:
     """Return the reading of vectors that the options describe."""
     from fullfield.io.vectors import FlowReadOptions
 
@@ -228,7 +228,7 @@ def read_and_fill_frames(args: argparse.Namespace, paths: Sequence[str], data_bo
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from fullfield.estimators._frames import fill_unknown_pixels, warn_about_value_range
+    from fullfield.estimators._frames import fill_unknown_pixels, warn_if_clearly_outside_unit_range
     from fullfield.io.image import FrameReader
     from fullfield.io.oiio import detect_format_and_size
 
@@ -253,7 +253,7 @@ def read_and_fill_frames(args: argparse.Namespace, paths: Sequence[str], data_bo
     read = [fill_unknown_pixels(result.frame, result.valid, path) for result, path in zip(results, paths, strict=True)]
     for frame, tensor in zip(paths[1:], read[1:], strict=True):
         check_same_size(read[0], paths[0], tensor, frame)
-    if any(warn_about_value_range(tensor, frame) for frame, tensor in zip(paths, read, strict=True)):
+    if any(warn_if_clearly_outside_unit_range(tensor, frame) for frame, tensor in zip(paths, read, strict=True)):
         warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # one warning is enough
     return LoadedFrames(read, window, [result.valid for result in results])
 

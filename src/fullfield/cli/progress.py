@@ -45,9 +45,9 @@ class ProgressBar:
         tenth = int(fraction * 10)
         if self._live:
             bar = "#" * round(fraction * _BAR)
-            self._draw_line(f"{self._label} [{bar:<{_BAR}}] {self._format_line(now, fraction, text)}")
+            self._draw_line(f"{self._label} [{bar:<{_BAR}}] {self._format_progress_line(now, fraction, text)}")
         elif tenth > self._tenth:
-            print_to_stderr(f"fullfield: {self._label} {self._format_line(now, fraction, text)}")
+            print_to_stderr(f"fullfield: {self._label} {self._format_progress_line(now, fraction, text)}")
         else:
             return
         self._tenth, self._last = tenth, now
@@ -73,12 +73,12 @@ class ProgressBar:
 
         return count_frame
 
-    def _format_line(self, now: float, fraction: float, text: str) -> str:
+    def _format_progress_line(self, now: float, fraction: float, text: str) -> str:
         since, before = self._origin
         left = ""
         if before + _ENOUGH < fraction < 1:
-            left = f", {_format_time((now - since) * (1 - fraction) / (fraction - before))} left"
-        return f"{fraction:4.0%}  {_format_time(now - self._start)}{left}  {escape_control_characters(text)}"
+            left = f", {_format_duration((now - since) * (1 - fraction) / (fraction - before))} left"
+        return f"{fraction:4.0%}  {_format_duration(now - self._start)}{left}  {escape_control_characters(text)}"
 
     def _draw_line(self, line: str) -> None:
         width = shutil.get_terminal_size().columns - 1
@@ -86,5 +86,5 @@ class ProgressBar:
         self._drawn = True
 
 
-def _format_time(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)}:{int(seconds % 60):02d} min"

@@ -136,7 +136,7 @@ def run_command(args: argparse.Namespace) -> int:
             drawn = True
         watch.add_lap("write")
     device = None if descriptor is None else str(descriptor.device)
-    _print_result(args, result, drawn, clouds, device, watch.get_stage_seconds())
+    _print_report(args, result, drawn, clouds, device, watch.get_stage_seconds())
     return 0 if result.success else NOT_REGISTERED
 
 
@@ -378,7 +378,7 @@ def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: S
     return f"; if both show the same place, try {' or '.join(words)}" if words else ""
 
 
-def _print_result(
+def _print_report(
     args: argparse.Namespace,
     result: Registration,
     has_picture: bool,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from fullfield.cli import argtypes, pictures, report
-from fullfield.cli.options import build_vector_reading
+from fullfield.cli.options import build_flow_read_options
 
 EPILOG = """\
 examples:
@@ -39,7 +39,7 @@ def run_command(args: argparse.Namespace) -> int:
     from fullfield.sequences.stored_flow import StoredFlow
 
     with pictures.name_options_in_errors(args):
-        flow = StoredFlow(args.flow, args.flow_scale, build_vector_reading(args, layer=args.layer))
+        flow = StoredFlow(args.flow, args.flow_scale, build_flow_read_options(args, layer=args.layer))
         settings = RetimeSettings(args.factor, args.mask)
         job = build_retime_job(args.plates, flow, args.output, settings, frames=args.frames, device=args.device)
         outcome, existing = pictures.write_missing_pictures_and_count_existing(args, "retime", job)

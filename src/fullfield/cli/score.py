@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(args: argparse.Namespace) -> int:
     """Score, report, and check ``--max-epe``."""
     images = _list_image_files(args)
-    _check_options(args, folders=Path(args.pred).is_dir())
+    _check_error_map_and_mask_options(args, folders=Path(args.pred).is_dir())
 
     from fullfield.metrics import FlowMetrics
 
@@ -132,7 +132,7 @@ def run_command(args: argparse.Namespace) -> int:
     return print_exceeded_max_epe_and_return_code(values["epe"], args.max_epe)
 
 
-def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
+def _check_error_map_and_mask_options(args: argparse.Namespace, *, folders: bool) -> None:
     if args.averaging is not None and not folders:
         raise InputError("--averaging: only two folders have a choice; leave it out")
     if args.error_map is None:
@@ -162,7 +162,7 @@ def _list_image_files(args: argparse.Namespace) -> list[ImageFiles]:
         return [ImageFiles(args.pred, args.truth, args.occlusion, args.valid, args.invalid)]
     if not truth.is_dir():
         raise InputError(f"{args.truth}: expected a folder, as {args.pred} is one; give two files or two folders")
-    predicted, true = _find_by_stem(pred, FLOW_SUFFIXES), _find_by_stem(truth, FLOW_SUFFIXES)
+    predicted, true = _find_files_by_stem(pred, FLOW_SUFFIXES), _find_files_by_stem(truth, FLOW_SUFFIXES)
     if not predicted:
         raise InputError(f"{args.pred}: expected files of flow ({', '.join(FLOW_SUFFIXES)}), found none")
     stray = sorted(predicted.keys() ^ true.keys())
@@ -185,14 +185,14 @@ def _find_mask_files(option: str, folder: str | None, stems: list[str]) -> dict[
         return dict.fromkeys(stems, folder)
     if not Path(folder).is_dir():
         raise InputError(f"{option} {folder}: expected a folder, as PRED and TRUTH are folders")
-    files = _find_by_stem(Path(folder), None)
+    files = _find_files_by_stem(Path(folder), None)
     missing = [stem for stem in stems if stem not in files]
     if missing:
         raise InputError(f"{option} {folder}: has no mask for {missing[0]}")
     return {stem: str(files[stem]) for stem in stems}
 
 
-def _find_by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
+def _find_files_by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.is_dir() or (suffixes is not None and path.suffix.lower() not in suffixes):

@@ -152,7 +152,7 @@ def run_command(args: argparse.Namespace) -> int:
         job, plan = job.plan_missing_frames(choice.estimator, plates, overwrite=args.overwrite)
         outcome = _write_planned_frames(args, job, plan, choice.estimator, plates, devices, progress)
         pictures = None if args.viz is None else shot_pictures.write_shot_pictures(args, job, progress)
-    _print_result(args, choice, job, devices, plan, outcome, pictures)
+    _print_report(args, choice, job, devices, plan, outcome, pictures)
     return 0 if outcome.is_complete else 2
 
 
@@ -318,7 +318,7 @@ def _print_openjd_progress(stdout: TextIO, fraction: float) -> None:
     print(f"openjd_progress: {100 * fraction:.1f}", file=stdout, flush=True)
 
 
-def _print_result(
+def _print_report(
     args: argparse.Namespace,
     choice: methods.MethodChoice,
     job: sequences.ShotJob,

@@ -86,7 +86,7 @@ def write_shot_pictures(args: argparse.Namespace, job: ShotJob, progress: Callab
                 progress(count / len(numbers), f"picture {number}")
                 frame = None if plates is None else plates.read(number).frame
                 try:
-                    write(number, _draw_frame(job, number, kind, frame, max_motion))
+                    write(number, _draw_stored_frame(job, number, kind, frame, max_motion))
                     drawn += 1
                 except InputError as error:
                     report.print_note(str(error), kind="error")
@@ -98,7 +98,7 @@ def write_shot_pictures(args: argparse.Namespace, job: ShotJob, progress: Callab
     return f"{report.escape_control_characters(args.viz)}: {drawn} pictures, {kind}{scale}"
 
 
-def _draw_frame(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_motion: float | None) -> Tensor:
+def _draw_stored_frame(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_motion: float | None) -> Tensor:
     """Return the picture of a stored frame: uint8 [3, H, W]."""
     from fullfield import viz
 

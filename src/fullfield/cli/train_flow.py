@@ -164,14 +164,14 @@ def run_command(args: argparse.Namespace) -> int:
     from fullfield.training.flow import FlowRun, train_flow
     from fullfield.training.flow.curves import FlowRow
     from fullfield.training.flow.ranks import choose_rank_device, join_process_group
-    from fullfield.training.flow.stepping import choose_precision
+    from fullfield.training.flow.stepping import choose_training_precision
 
     methods.limit_cpu_threads(args.threads)
     words = report.map_arguments_to_options(args) | {"seconds": "--minutes"}
     watch = report.Stopwatch()
     with rename_arguments_in_errors(**words):
         device = choose_rank_device(args.device)
-        precision = choose_precision(device) if args.precision == "auto" else args.precision
+        precision = choose_training_precision(device) if args.precision == "auto" else args.precision
         updates = 12 if args.updates is None and args.network.startswith("raft") else args.updates
         fields = {field.name for field in dataclasses.fields(FlowTraining)} - {"steps", "precision", "updates"}
         training = FlowTraining(
@@ -186,7 +186,7 @@ def run_command(args: argparse.Namespace) -> int:
     if args.workers is None:
         args.workers = _GPU_WORKERS if device.type == "cuda" else 0
     generators = _PairGeneratorFactory(args, device)
-    model, source = _build_network(args, device), _build_pair_source(args, device, generators)
+    model, source = _build_network_with_initial_weights(args, device), _build_pair_source(args, device, generators)
     run = FlowRun(
         checkpoint_every=args.every,
         pause_after_s=None if args.pause is None else 60 * args.pause,
@@ -194,7 +194,7 @@ def run_command(args: argparse.Namespace) -> int:
         **report.select_attributes(args, "validate_every", "after", "curves", "tensorboard"),
     )
     fixed = None if isinstance(training.updates, tuple) else training.updates
-    validation = _build_validation(args, generators, fixed)
+    validation = _build_validation_if_requested(args, generators, fixed)
     validate = None if validation is None else _wrap_validation_with_progress_bar(validation, quiet=args.quiet)
 
     def report_step(step: int) -> None:
@@ -213,7 +213,7 @@ def run_command(args: argparse.Namespace) -> int:
                 raise KeyboardInterrupt
         watch.add_lap("train")
         if team.is_first:
-            _print_result(args, device, training.as_dict(), trained, validation, watch)
+            _print_report(args, device, training.as_dict(), trained, validation, watch)
     return 0
 
 
@@ -253,7 +253,7 @@ def _wrap_validation_with_progress_bar(validation: FlowValidation, *, quiet: boo
     return validate
 
 
-def _build_network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
+def _build_network_with_initial_weights(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
     """Return the network with the weights that training starts from."""
     import torch
 
@@ -367,7 +367,7 @@ class _PairGeneratorFactory:
         return pairs
 
 
-def _build_validation(
+def _build_validation_if_requested(
     args: argparse.Namespace, create_generator: _PairGeneratorFactory, updates: int | None
 ) -> FlowValidation | None:
     """Return the validation; None without ``--validate``."""
@@ -414,7 +414,7 @@ def _compute_checksum_if_file(path: str) -> str | None:
     return compute_sha256(Path(path)) if Path(path).is_file() else None
 
 
-def _print_result(
+def _print_report(
     args: argparse.Namespace,
     device: torch.device,
     training: dict[str, Any],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield import io, sequences
 from fullfield._check import InputError
 from fullfield.cli import argtypes, flow_visualization, paths, report
-from fullfield.cli.options import add_vector_reading_options, build_vector_reading
+from fullfield.cli.options import add_vector_reading_options, build_flow_read_options
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import format_size, rename_arguments_in_errors
 from fullfield.io.files import write_atomically
@@ -76,7 +76,7 @@ def run_command(args: argparse.Namespace) -> int:
     plates, reason = _open_plates_or_explain_absence(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
         report.print_note(f"the page has no plates: {reason}; name them with --plates")
-    reading = build_vector_reading(args, layer=args.layer)
+    reading = build_flow_read_options(args, layer=args.layer)
     problems: list[str] = []
 
     def read_flows(number: int) -> list[tuple[Tensor, Tensor | None]]:

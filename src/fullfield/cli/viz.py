@@ -67,22 +67,22 @@ def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, read the flow and draw it."""
     from fullfield.io.flow import read_flow_window
 
-    _check_options(args)
+    _check_kind_and_file_options(args)
 
     choice: dict[str, Any] = get_layer_arguments(args, "flow")
     if args.window == "data" and has_exr_suffix(args.flow):
         choice["window"] = read_flow_window(args.flow, **choice).data
     flow, valid = io.read_flow(args.flow, **choice)
     area = choice.get("window")
-    truth, truth_valid = _read_truth(args, flow, area)
-    frame1, frame2 = _read_frames(args, flow, area)
+    truth, truth_valid = _read_truth_if_requested(args, flow, area)
+    frame1, frame2 = _read_requested_frames(args, flow, area)
     visualization = flow_visualization.FlowVisualization(
         flow, valid, frame1, frame2, truth, truth_valid, args.max_motion, args.max_error
     )
     io.write_image(args.output, visualization.draw_kind_for_file(args.kind, args.output))
     properties = {
         **report.select_attributes(args, "output", "flow", "kind"),
-        **visualization.compute_scale_range_px(args.kind),
+        **visualization.get_scale_maxima_px(args.kind),
         "truth_values": None if truth is None else count_truth_vectors_per_pixel(truth),
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
     }
@@ -92,7 +92,7 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_options(args: argparse.Namespace) -> None:
+def _check_kind_and_file_options(args: argparse.Namespace) -> None:
     paths.get_checked_suffix(args.flow, "FLOW", FLOW_SUFFIXES)
     for name in flow_visualization.INPUTS_BY_KIND[args.kind]:
         if getattr(args, name) is None:
@@ -117,7 +117,9 @@ def _check_options(args: argparse.Namespace) -> None:
     paths.check_input_and_output_files(inputs, [("--output", args.output, IMAGE_WRITE_SUFFIXES)])
 
 
-def _read_truth(args: argparse.Namespace, flow: Tensor, display_box: Box | None) -> tuple[Tensor | None, Tensor | None]:
+def _read_truth_if_requested(
+    args: argparse.Namespace, flow: Tensor, display_box: Box | None
+) -> tuple[Tensor | None, Tensor | None]:
     if args.truth is None:
         return None, None
     choice: dict[str, Any] = get_layer_arguments(args, "truth")
@@ -129,7 +131,7 @@ def _read_truth(args: argparse.Namespace, flow: Tensor, display_box: Box | None)
     return truth, valid
 
 
-def _read_frames(
+def _read_requested_frames(
     args: argparse.Namespace, flow: Tensor, display_box: Box | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the first and second frame on the flow's grid; ``display_box`` is its data window, if it has one."""

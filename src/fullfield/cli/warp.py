@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
-from fullfield.cli.options import build_vector_reading
+from fullfield.cli.options import build_flow_read_options
 from fullfield.sequences.names import format_frames, is_frame_sequence_name
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def run_command(args: argparse.Namespace) -> int:
 
     with pictures.name_options_in_errors(args):
         settings = WarpSettings(args.reference, args.direction or "forward", args.hide_occluded, args.mask)
-        flow = StoredFlow(args.flow, args.flow_scale, build_vector_reading(args, layer=args.layer))
+        flow = StoredFlow(args.flow, args.flow_scale, build_flow_read_options(args, layer=args.layer))
         if flow.reference is not None and args.direction is not None:
             raise InputError("--direction: not used with files of fullfield follow; leave it out")
         job = build_warp_job(args.image, flow, args.output, settings, frames=args.frames, device=args.device)

@@ -271,11 +271,11 @@ class FlyingChairs(FlowDataset):
                         FlowRecord(stem, path, frame2, truth, sequence=stem, index=parse_last_number(Path(stem)))
                     )
         if split != "all":
-            records = _select_records_in_split(records, base / "FlyingChairs_train_val.txt", split)
+            records = _select_records_listed_in_split(records, base / "FlyingChairs_train_val.txt", split)
         super().__init__("chairs" if split == "all" else f"chairs-{split}", root, records)
 
 
-def _select_records_in_split(records: list[FlowRecord], listing: Path, split: str) -> list[FlowRecord]:
+def _select_records_listed_in_split(records: list[FlowRecord], listing: Path, split: str) -> list[FlowRecord]:
     if not listing.is_file():
         raise InputError(f"{listing}: does not exist, but the split {split} is written there")
     marks = " ".join(read_text_lines(listing)).split()

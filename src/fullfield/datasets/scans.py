@@ -130,7 +130,7 @@ class ScanPairs(ScanDataset):
             if len(words) != 3:
                 raise InputError(f"{line} should hold SOURCE TARGET POSE, got {len(words)} words")
             source, target, pose = (layout.require_listed_file(base, word, line) for word in words)
-            name = "_".join(map(layout.convert_path_to_pair_name, words[:2]))
+            name = "_".join(map(layout.strip_suffix_to_pair_name, words[:2]))
             records.append(ScanRecord(name, source, target, torch.from_numpy(read_pose(pose))))
         super().__init__(base.resolve().name or "pairs", base, records)
 
@@ -185,10 +185,10 @@ def _iterate_sequence_pairs(top: Path, name: str) -> Iterator[ScanRecord]:
     }
     into_camera = _read_lidar_calibration(layout.require_companion_file(home / "calib.txt", home))
     file = top / "poses" / f"{name}.txt"
-    poses = _read_pose_rows(layout.require_companion_file(file, home))
+    poses = _read_pose_matrices(layout.require_companion_file(file, home))
     if max(scans) >= len(poses):
         raise InputError(f"{file}: has {len(poses)} poses, but there is {scans[max(scans)]}")
-    for first, second in _iterate_distant_pairs(sorted(scans), poses[:, :3, 3]):
+    for first, second in _iterate_pairs_at_10_m_distance(sorted(scans), poses[:, :3, 3]):
         if (name, first, second) in _LEFT_OUT:
             continue
         between = torch.linalg.inv(poses[second]) @ poses[first]
@@ -196,7 +196,7 @@ def _iterate_sequence_pairs(top: Path, name: str) -> Iterator[ScanRecord]:
         yield ScanRecord(f"{name}/{first:06d}_{second:06d}", scans[first], scans[second], truth, scene=name)
 
 
-def _iterate_distant_pairs(scan_numbers: list[int], positions: Tensor) -> Iterator[tuple[int, int]]:
+def _iterate_pairs_at_10_m_distance(scan_numbers: list[int], positions: Tensor) -> Iterator[tuple[int, int]]:
     at = 0
     while at < len(scan_numbers):
         now = scan_numbers[at]
@@ -208,7 +208,7 @@ def _iterate_distant_pairs(scan_numbers: list[int], positions: Tensor) -> Iterat
         at = end + 1
 
 
-def _read_pose_rows(file: Path) -> Tensor:
+def _read_pose_matrices(file: Path) -> Tensor:
     """Read the poses [N, 4, 4]."""
     rows = [line.split() for line in layout.read_text_lines(file) if line.strip()]
     if not rows:

@@ -27,7 +27,7 @@ def choose_device(frames: Sequence[object]) -> torch.device:
 
 
 @contextmanager
-def limit_threads(thread_count: int | None) -> Iterator[None]:
+def limit_torch_threads(thread_count: int | None) -> Iterator[None]:
     """Set the number of PyTorch's CPU threads in this process for the enclosed work; None leaves it."""
     if thread_count is None:
         yield
@@ -95,7 +95,7 @@ class _ForkState:
     was_forked_after_computing = False
 
 
-def check_usable_after_fork(device: torch.device) -> None:
+def check_fork_safety_and_record_use(device: torch.device) -> None:
     """Refuse to compute where the parent computed before it forked; otherwise note that this process computes.
 
     One CPU thread, as in the workers of a ``DataLoader``, is safe on either side of the fork.

@@ -64,10 +64,10 @@ def read_or_convert_frame(
     Warns:
         UserWarning: if values cannot be meant as 0 ... 1.
     """
-    sources = _build_frame_sources([frame], name, transfer, color_order, reading)
+    sources = _check_and_list_sources([frame], name, transfer, color_order, reading)
     device = frame.device if isinstance(frame, Tensor) else torch.device("cpu")
-    values = _stack_frames(sources, [source.read() for source in sources], device)
-    ValueCheck([(values, sources)]).report()
+    values = _stack_as_unit_range_rgb_on_device(sources, [source.read_or_convert() for source in sources], device)
+    ValueCheck([(values, sources)]).raise_or_warn()
     return values[0]
 
 
@@ -83,7 +83,7 @@ class FrameBatches(NamedTuple):
     value_check: ValueCheck | None = None
     """Check of the values that is still to be reported; None: the values are checked."""
 
-    def crop_to_picture(self) -> FrameBatches:
+    def crop_bars_if_any(self) -> FrameBatches:
         """Return the batches without the bars."""
         if self.bars is None:
             return self
@@ -92,9 +92,9 @@ class FrameBatches(NamedTuple):
         return FrameBatches((first, second), (valid1, valid2), value_check=self.value_check)
 
 
-def read_into_batches(
-    firsts: Tensor | Sequence[Frame],
-    seconds: Tensor | Sequence[Frame],
+def read_pairs_and_find_bars(
+    first_frames: Tensor | Sequence[Frame],
+    second_frames: Tensor | Sequence[Frame],
     argument_names: tuple[str, str],
     transfer: str,
     device: torch.device,
@@ -110,17 +110,20 @@ def read_into_batches(
     expanded to three channels. Bars are looked for unless a frame is on a GPU.
     """
     sources1, sources2 = (
-        _build_frame_sources(frames, name, transfer, color_order, reading)
-        for frames, name in zip((firsts, seconds), argument_names, strict=True)
+        _check_and_list_sources(frames, name, transfer, color_order, reading)
+        for frames, name in zip((first_frames, second_frames), argument_names, strict=True)
     )
     if len(sources1) == len(sources2) == 1 and sources1[0].is_file and sources2[0].is_file:
         # Decoding releases the GIL. Copies to the device stay in this thread, whose current stream they belong to.
         with ThreadPoolExecutor(2) as pool:
-            frames = list(pool.map(_FrameSource.read, (*sources1, *sources2)))
+            frames = list(pool.map(_FrameSource.read_or_convert, (*sources1, *sources2)))
     else:
-        frames = [source.read() for source in (*sources1, *sources2)]
+        frames = [source.read_or_convert() for source in (*sources1, *sources2)]
     frames1, frames2 = frames[: len(sources1)], frames[len(sources1) :]
-    first, second = _stack_frames(sources1, frames1, device), _stack_frames(sources2, frames2, device)
+    first, second = (
+        _stack_as_unit_range_rgb_on_device(sources1, frames1, device),
+        _stack_as_unit_range_rgb_on_device(sources2, frames2, device),
+    )
     _check.require(
         len(first) == len(second), argument_names[1], f"{len(first)} frames like {argument_names[0]}", f"{len(second)}"
     )
@@ -129,7 +132,7 @@ def read_into_batches(
     _check.require(first[0, 0].numel() > 1, sources1[0].name, "more than one pixel", sizes[0])
     value_check = ValueCheck([(first, sources1), (second, sources2)])
     if not defers_value_check:
-        value_check.report()
+        value_check.raise_or_warn()
     if first.shape[1] != second.shape[1]:
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (first, second))
     bars = find_bars(first.shape[2:], [lines for frame in frames for lines in frame.lines])
@@ -157,16 +160,18 @@ def get_frame_name_for_messages(frame: object, argument: str) -> str:
     return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else argument
 
 
-def check_pair(frame1: Tensor, frame2: Tensor) -> None:
+def check_frame_pair(frame1: Tensor, frame2: Tensor) -> None:
     """Check that two frames are [B, 1 or 3, H, W] of one size on one device; InputError names the frame."""
     _check.check_tensor(frame1, "frame1", ("B", "C", "H", "W"))
     _check.require(frame1.shape[1] in (1, 3), "frame1", "1 or 3 channels", frame1)
     _check.check_tensor(frame2, "frame2", frame1.shape, device=frame1.device)
 
 
-def warn_about_value_range(frame: Tensor, name: str) -> bool:
+def warn_if_clearly_outside_unit_range(frame: Tensor, name: str) -> bool:
     """Warn if the values of a frame [C, H, W] cannot be meant as 0 ... 1, and return whether it did."""
-    return _warn_about_value_range(torch.stack(_measure_value_range(frame[None])).tolist(), name, 4)
+    return _warn_if_min_max_mean_outside_unit_range(
+        torch.stack(_compute_min_max_and_brightest_mean(frame[None])).tolist(), name, 4
+    )
 
 
 class _ReadFrame(NamedTuple):
@@ -202,7 +207,7 @@ class _FrameSource(NamedTuple):
         return isinstance(self.frame, (str, os.PathLike))
 
     @property
-    def is_integer(self) -> bool:
+    def is_integer_without_transfer(self) -> bool:
         """True if the values are integers, which cannot leave 0 ... 1 unless a transfer changes them."""
         if self.transfer not in ("auto", "srgb"):
             return False
@@ -211,11 +216,11 @@ class _FrameSource(NamedTuple):
         return isinstance(self.frame, Tensor) and self.frame.dtype in _WHITE
 
     @property
-    def needs_range_check(self) -> bool:
+    def is_float_array_without_transfer(self) -> bool:
         """True if these are floats that no option or file marks as linear light."""
-        return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_integer
+        return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_integer_without_transfer
 
-    def read(self) -> _ReadFrame:
+    def read_or_convert(self) -> _ReadFrame:
         """Read a file into the host's memory, or check and convert an array or tensor."""
         if self.is_file:
             from fullfield.io.image import FrameReader
@@ -225,13 +230,13 @@ class _FrameSource(NamedTuple):
                 warnings.warn(result.note, stacklevel=2)
             values = fill_unknown_pixels(result.frame, result.valid, self.name)
             return _ReadFrame(values, result.valid, [measure_constant_lines(values)])
-        values = self._convert_to_tensor()
+        values = self._check_and_convert_to_display_referred()
         if values.device.type != "cpu":
             return _ReadFrame(values, None, [()])
         frames = values if values.ndim == 4 else values[None]
         return _ReadFrame(values, None, [measure_constant_lines(frame) for frame in frames])
 
-    def _convert_to_tensor(self) -> Tensor:
+    def _check_and_convert_to_display_referred(self) -> Tensor:
         """Return an array or tensor as a checked tensor; see :class:`_ReadFrame`."""
         frame = self.frame
         for option in self.reading:
@@ -243,12 +248,12 @@ class _FrameSource(NamedTuple):
                 f"{self.name}: expected a path, an array, a PIL image or a tensor, got {_check.describe_value(frame)}"
             )
         _check.require(frame.numel() > 0, self.name, "at least one pixel", frame)
-        return _convert_to_display_referred(
-            _check.check_has_values(frame.detach(), self.name), self.name, self.transfer
+        return _apply_display_curve_on_cpu_if_needed(
+            _check.check_not_meta(frame.detach(), self.name), self.name, self.transfer
         )
 
 
-def _build_frame_source(
+def _check_and_unwrap_into_source(
     frame: Any, name: str, transfer: str, color_order: str, reading: dict[str, Any]
 ) -> _FrameSource:
     if type(frame).__module__.partition(".")[0] == "PIL" and hasattr(frame, "mode"):
@@ -266,7 +271,7 @@ def _build_frame_source(
     return _FrameSource(frame, name, transfer, color_order, reading)
 
 
-def _convert_to_display_referred(pixel_values: Tensor, name: str, transfer: str) -> Tensor:
+def _apply_display_curve_on_cpu_if_needed(pixel_values: Tensor, name: str, transfer: str) -> Tensor:
     """Return the values themselves if they are display-referred, else float32 values in the host's memory."""
     is_valid = pixel_values.is_floating_point() or pixel_values.dtype in _WHITE
     _check.require(is_valid, name, "dtype uint8, uint16 or floating", pixel_values)
@@ -287,7 +292,7 @@ def _convert_to_display_referred(pixel_values: Tensor, name: str, transfer: str)
 _Batch: TypeAlias = "tuple[Tensor, list[_FrameSource]]"
 
 
-def _build_frame_sources(
+def _check_and_list_sources(
     frames: Tensor | Sequence[Frame], name: str, transfer: str, color_order: str, reading: dict[str, Any]
 ) -> list[_FrameSource]:
     """Return the frames with their names; a tensor [B, C, H, W] is one source."""
@@ -300,12 +305,14 @@ def _build_frame_sources(
     _check.require(is_valid, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
     names = [name] if len(frames) == 1 else [f"{name}[{number}]" for number in range(len(frames))]
     return [
-        _build_frame_source(frame, get_frame_name_for_messages(frame, one), transfer, color_order, reading)
+        _check_and_unwrap_into_source(frame, get_frame_name_for_messages(frame, one), transfer, color_order, reading)
         for frame, one in zip(frames, names, strict=True)
     ]
 
 
-def _stack_frames(sources: Sequence[_FrameSource], frames: Sequence[_ReadFrame], device: torch.device) -> Tensor:
+def _stack_as_unit_range_rgb_on_device(
+    sources: Sequence[_FrameSource], frames: Sequence[_ReadFrame], device: torch.device
+) -> Tensor:
     """Return frames as one tensor float32 [B, C, H, W] on ``device``; their values are not checked."""
     tensors = [_scale_integers_to_unit_range(to_device(frame.values, device)) for frame in frames]
     if sources[0].color_order == "bgr":
@@ -338,7 +345,7 @@ def _scale_integers_to_unit_range(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32)
 
 
-def _measure_value_range(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _compute_min_max_and_brightest_mean(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return lowest, highest and mean value, the mean of the brightest item, on the batch's device."""
     low, high = torch.aminmax(batch)
     return low, high, batch.mean() if len(batch) == 1 else batch.flatten(1).mean(1).amax()
@@ -349,18 +356,22 @@ class ValueCheck:
 
     def __init__(self, batches: Sequence[_Batch]) -> None:
         self._batches = [
-            (batch, sources) for batch, sources in batches if not all(source.is_integer for source in sources)
+            (batch, sources)
+            for batch, sources in batches
+            if not all(source.is_integer_without_transfer for source in sources)
         ]
         self._ranges: Tensor | None = None
 
-    def measure(self) -> None:
+    def measure_if_needed(self) -> None:
         """Compute the numbers on the frames' device."""
         if self._batches and self._ranges is None:
-            self._ranges = torch.stack([value for batch, _ in self._batches for value in _measure_value_range(batch)])
+            self._ranges = torch.stack(
+                [value for batch, _ in self._batches for value in _compute_min_max_and_brightest_mean(batch)]
+            )
 
-    def report(self) -> None:
+    def raise_or_warn(self) -> None:
         """Refuse frames that are not finite or have values of 0 ... 255, and warn once of others beyond 0 ... 1."""
-        self.measure()
+        self.measure_if_needed()
         if self._ranges is None:
             return
         ranges = self._ranges.view(-1, 3).tolist()  # the one copy to the host
@@ -368,30 +379,30 @@ class ValueCheck:
         for (_, sources), values in zip(self._batches, ranges, strict=True):
             name = sources[0].name
             _check.require(bool(np.isfinite(values).all()), name, "finite values", "NaN or infinity")
-            if _is_too_bright(values) and any(source.needs_range_check for source in sources):
+            if _is_too_bright(values) and any(source.is_float_array_without_transfer for source in sources):
                 raise InputError(
-                    f"{name}: expected values of 0 ... 1, got {_describe_value_range(values)}; divide by 255 or pass "
+                    f"{name}: expected values of 0 ... 1, got {_format_min_max_mean(values)}; divide by 255 or pass "
                     "uint8, or name the transfer of linear light or of a camera's curve"
                 )
-            warned = warned or _warn_about_value_range(values, name, 5)
+            warned = warned or _warn_if_min_max_mean_outside_unit_range(values, name, 5)
 
 
-def _is_too_bright(value_range: Sequence[float]) -> bool:
-    _, high, mean = value_range
+def _is_too_bright(min_max_mean: Sequence[float]) -> bool:
+    _, high, mean = min_max_mean
     return high > _BRIGHTEST or mean > _BRIGHT_ON_AVERAGE
 
 
-def _describe_value_range(value_range: Sequence[float]) -> str:
-    low, high, mean = value_range
+def _format_min_max_mean(min_max_mean: Sequence[float]) -> str:
+    low, high, mean = min_max_mean
     return f"{low:g} to {high:g}, {mean:.3g} on average"
 
 
-def _warn_about_value_range(value_range: Sequence[float], name: str, stack_level: int) -> bool:
-    if value_range[0] >= _DARKEST and not _is_too_bright(value_range):
+def _warn_if_min_max_mean_outside_unit_range(min_max_mean: Sequence[float], name: str, stack_level: int) -> bool:
+    if min_max_mean[0] >= _DARKEST and not _is_too_bright(min_max_mean):
         return False
     warnings.warn(
         f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; "
-        f"got {_describe_value_range(value_range)}. "
+        f"got {_format_min_max_mean(min_max_mean)}. "
         "Bring them to that range, or pass uint8 or uint16; name the transfer of linear light or of a camera's curve",
         stacklevel=stack_level,
     )

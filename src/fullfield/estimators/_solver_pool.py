@@ -46,20 +46,20 @@ class SolverPool(Generic[Solver]):
     @contextmanager
     def borrow_solver(self, size: SolverSize) -> Iterator[Solver]:
         """Take a solver of this size out of the pool, or create it, and put it back at the end."""
-        solver = self._take_idle_solver(size)
+        solver = self._take_idle_solver_or_evict(size)
         if solver is None:
             solver = self._create(size)
         try:
             yield solver
         finally:
-            self._put_solver(size, solver)
+            self._return_solver_and_evict(size, solver)
 
     def release_all(self) -> None:
         """Release every idle solver."""
         with self._lock:
             self._idle.clear()
 
-    def _take_idle_solver(self, size: SolverSize) -> Solver | None:
+    def _take_idle_solver_or_evict(self, size: SolverSize) -> Solver | None:
         with self._lock:
             for index in range(len(self._idle) - 1, -1, -1):
                 if self._idle[index][0] == size:
@@ -68,7 +68,7 @@ class SolverPool(Generic[Solver]):
             self._evict_old_solvers(size, _MAX_SMALL_SIZES - 1)
             return None
 
-    def _put_solver(self, size: SolverSize, solver: Solver) -> None:
+    def _return_solver_and_evict(self, size: SolverSize, solver: Solver) -> None:
         with self._lock:
             # Another thread's solver of the same size would only take memory.
             self._idle = [pair for pair in self._idle if pair[0] != size]

@@ -16,8 +16,13 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError, SetupError
-from fullfield.estimators._devices import check_usable_after_fork, choose_device, limit_threads, to_device
-from fullfield.estimators._frames import Frame, FrameBatches, read_into_batches
+from fullfield.estimators._devices import (
+    check_fork_safety_and_record_use,
+    choose_device,
+    limit_torch_threads,
+    to_device,
+)
+from fullfield.estimators._frames import Frame, FrameBatches, read_pairs_and_find_bars
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.estimators.bars import find_bars_of_frames
 from fullfield.estimators.flow import Flow
@@ -229,19 +234,19 @@ def estimate(
         backend=backend,
     )
     reading = _select_non_default_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
-    with limit_threads(threads):
+    with limit_torch_threads(threads):
         # Choose the device, read the frames onto it and check that they fit together; read where the flow starts.
         target = _choose_and_check_device(device, (frame1, frame2))
         names = ("frame1", "frame2")
         defers = _may_defer_value_check(estimator, target, initial_flow, progress)
-        pairs = read_into_batches(
+        pairs = read_pairs_and_find_bars(
             [frame1], [frame2], names, transfer, target, color_order, defers_value_check=defers, **reading
         )
-        start = None if initial_flow is None else _read_initial_flows([initial_flow], pairs.frames[0])
-        frame_window = _read_exr_window(frame1, reading)
+        start = None if initial_flow is None else _load_and_stack_initial_flows([initial_flow], pairs.frames[0])
+        frame_window = _read_window_if_exr(frame1, reading)
 
         # Estimate the flow, refine it, judge it and return it.
-        return _estimate_pairs(estimator, pairs, start, refine, reliability, progress, frame_window)[0]
+        return _estimate_and_refine_pairs(estimator, pairs, start, refine, reliability, progress, frame_window)[0]
 
 
 def estimate_batch(
@@ -322,15 +327,15 @@ def estimate_batch(
     listed = [frames for frames in (frames1, frames2) if isinstance(frames, (list, tuple))]
     tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
     reading = _select_non_default_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
-    with limit_threads(threads):
+    with limit_torch_threads(threads):
         target = _choose_and_check_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
         names = ("frames1", "frames2")
         defers = _may_defer_value_check(estimator, target, initial_flow, progress)
-        pairs = read_into_batches(
+        pairs = read_pairs_and_find_bars(
             frames1, frames2, names, transfer, target, color_order, defers_value_check=defers, **reading
         )
-        start = None if initial_flow is None else _read_initial_flows(initial_flow, pairs.frames[0])
-        return _estimate_pairs(estimator, pairs, start, refine, reliability, progress)
+        start = None if initial_flow is None else _load_and_stack_initial_flows(initial_flow, pairs.frames[0])
+        return _estimate_and_refine_pairs(estimator, pairs, start, refine, reliability, progress)
 
 
 def estimate_tensors(
@@ -357,12 +362,12 @@ def estimate_tensors(
     first, second = (to_device(frame, target)[None] for frame in (frame1, frame2))
     channels = max(first.shape[1], second.shape[1])
     pair = first.expand(-1, channels, -1, -1), second.expand(-1, channels, -1, -1)
-    start = None if initial_flow is None else _read_initial_flows([initial_flow], first)
+    start = None if initial_flow is None else _load_and_stack_initial_flows([initial_flow], first)
     masks = (None if valid is None else to_device(valid, target)[None] for valid in (valid1, valid2))
     is_on_host = frame1.device.type == frame2.device.type == "cpu"
     bars = find_bars_of_frames(frame1, frame2) if is_on_host else None
     pairs = FrameBatches(pair, (next(masks), next(masks)), bars)
-    return _estimate_pairs(estimator, pairs, start, refine, reliability, progress)[0]
+    return _estimate_and_refine_pairs(estimator, pairs, start, refine, reliability, progress)[0]
 
 
 def _select_non_default_reading_options(**options: Any) -> dict[str, Any]:
@@ -376,7 +381,7 @@ def _choose_and_check_device(device: str | torch.device, frames: Sequence[object
         raise InputError("device: expected a device that holds values, got a torch.device('meta') context")
     is_auto = isinstance(device, str) and device == AUTO
     target = choose_device(frames) if is_auto else resolve_device(device)
-    check_usable_after_fork(target)
+    check_fork_safety_and_record_use(target)
     return target
 
 
@@ -391,7 +396,7 @@ def _may_defer_value_check(
     return device.type == "cuda" and nothing_precedes and may_receive_unchecked_frames(estimator)
 
 
-def _estimate_pairs(
+def _estimate_and_refine_pairs(
     estimator: Estimator,
     pairs: FrameBatches,  # on the device to compute on
     initial_flow: Tensor | None,  # [B, 2, H, W] on that device
@@ -402,17 +407,19 @@ def _estimate_pairs(
 ) -> list[Flow]:
     """Estimate the flow of pairs that were read, refine it and judge it; a bad frame is the first error."""
     try:
-        flows = _estimate_unchecked_pairs(estimator, pairs, initial_flow, refine, reliability, progress, window)
+        flows = _estimate_and_refine_unchecked_pairs(
+            estimator, pairs, initial_flow, refine, reliability, progress, window
+        )
     except Exception:
         if pairs.value_check is not None:
-            pairs.value_check.report()
+            pairs.value_check.raise_or_warn()
         raise
     if pairs.value_check is not None:
-        pairs.value_check.report()
+        pairs.value_check.raise_or_warn()
     return flows
 
 
-def _estimate_unchecked_pairs(
+def _estimate_and_refine_unchecked_pairs(
     estimator: Estimator,
     pairs: FrameBatches,
     initial_flow: Tensor | None,
@@ -421,11 +428,11 @@ def _estimate_unchecked_pairs(
     progress: Progress | None,
     window: FrameWindow | None,
 ) -> list[Flow]:
-    """Do as :func:`_estimate_pairs` does, but leave the check of the frames' values to it."""
+    """Do as :func:`_estimate_and_refine_pairs` does, but leave the check of the frames' values to it."""
     for name, value in (("refine", refine), ("reliability", reliability)):
         _check.require(isinstance(value, bool), name, "True or False", value)
     started_at = time.perf_counter()
-    bars, pairs = pairs.bars, pairs.crop_to_picture()
+    bars, pairs = pairs.bars, pairs.crop_bars_if_any()
     if bars is not None and initial_flow is not None:
         initial_flow = bars.crop(initial_flow)
 
@@ -437,7 +444,7 @@ def _estimate_unchecked_pairs(
     both: QueuedDirections | None = None
     queue = find_queue_method(estimator) if refiner is None else None
     if pairs.value_check is not None and queue is None:
-        pairs.value_check.measure()
+        pairs.value_check.measure_if_needed()
     if queue is not None:
         queued = queue(*pairs.frames, initial_flow=initial_flow, progress=progress)
     elif refiner is None:
@@ -446,26 +453,26 @@ def _estimate_unchecked_pairs(
         both = refiner.queue_both_directions(
             *pairs.frames, initial_flow=initial_flow, log_scale=reliability, progress=progress
         )
-        queued = QueuedFlow(both.directions.forward, both.check)
+        queued = QueuedFlow(both.directions.forward, both.wait_and_check)
     flow = queued.flow
     if pairs.value_check is not None and queue is not None:
-        pairs.value_check.measure()  # behind the flow, which the GPU began at once
+        pairs.value_check.measure_if_needed()  # behind the flow, which the GPU began at once
     flow = _interpolate_invalid_vectors(flow, pairs.valid[0])
 
     # Judge where the flow is occluded and how probably it is right.
     judged, judging_seconds = None, {}
     if reliability and both is not None:
-        both.check()
+        both.wait_and_check()
         judging_started_at = time.perf_counter()
         judged = _compute_occlusion_and_confidence(pairs, flow, both.directions)
         judging_seconds["reliability"] = time.perf_counter() - judging_started_at
 
     # Check the flow. This waits for the device, so what is to be computed there is queued before.
-    flow = _convert_flow(flow, source, pairs.frames[0])
+    flow = _check_flow_and_convert_to_float32(flow, source, pairs.frames[0])
     everywhere = torch.ones(flow.shape[2:], dtype=torch.bool, device=flow.device).expand(len(flow), -1, -1)
     extremes = torch.stack(torch.aminmax(flow))
     parameters = dict(source.parameters)
-    queued.check()
+    queued.wait_and_check()
     _check_finite_flow(flow, extremes, source)
     seconds = time.perf_counter() - started_at
     _log_estimation(source, flow, seconds)
@@ -504,7 +511,7 @@ def _compute_occlusion_and_confidence(
     return occlusion.float(), confidence.float()
 
 
-def _convert_flow(flow: Tensor, estimator: Estimator, frame1: Tensor) -> Tensor:
+def _check_flow_and_convert_to_float32(flow: Tensor, estimator: Estimator, frame1: Tensor) -> Tensor:
     """Return a flow of ``frame1`` [B, C, H, W] as float32 [B, 2, H, W] on its device."""
     shape = (len(frame1), 2, *frame1.shape[2:])
     return _check.check_tensor(flow, f"the flow of {estimator.method}", shape).to(frame1.device, torch.float32)
@@ -528,7 +535,7 @@ def _log_estimation(estimator: Estimator, flow: Tensor, seconds: float) -> None:
     logger.debug("%s at %s: backend %s, %.3f s", estimator.method, size, estimator.backend, seconds)
 
 
-def _read_exr_window(frame: object, reading: dict[str, Any]) -> FrameWindow | None:
+def _read_window_if_exr(frame: object, reading: dict[str, Any]) -> FrameWindow | None:
     """Return the place of an OpenEXR frame's flow; None for any other frame."""
     if not isinstance(frame, (str, os.PathLike)) or not os.fspath(frame).lower().endswith(".exr"):
         return None
@@ -539,17 +546,17 @@ def _read_exr_window(frame: object, reading: dict[str, Any]) -> FrameWindow | No
     return window._replace(data=resolve_window_to_box(reading.get("window", "display"), window.data, window.display))
 
 
-def _read_initial_flows(flows: Tensor | Sequence[Flow | Frame], frames: Tensor) -> Tensor:
+def _load_and_stack_initial_flows(flows: Tensor | Sequence[Flow | Frame], frames: Tensor) -> Tensor:
     """Return initial flows as one checked tensor [B, 2, H, W] on the device of ``frames`` [B, C, H, W]."""
     batch, _, height, width = frames.shape
     if not isinstance(flows, Tensor):
         is_valid = isinstance(flows, (list, tuple)) and len(flows) == batch
         expected = f"a tensor [{batch}, 2, {height}, {width}] or a list of {batch} flow{'' if batch == 1 else 's'}"
         _check.require(is_valid, "initial_flow", expected, flows)
-        flows = torch.stack([_read_initial_flow(flow, (2, height, width)) for flow in flows])
+        flows = torch.stack([_load_initial_flow_with_unknown_as_zero(flow, (2, height, width)) for flow in flows])
     start = _check.check_tensor(flows, "initial_flow", (batch, 2, height, width))
     _check.require(start.is_floating_point(), "initial_flow", "a floating dtype", start)
-    start = to_device(_check.check_has_values(start, "initial_flow"), frames.device)
+    start = to_device(_check.check_not_meta(start, "initial_flow"), frames.device)
     longest = float(start.abs().amax()) if start.numel() else 0.0  # NaN stays NaN
     _check.require(bool(np.isfinite(longest)), "initial_flow", "finite values", "NaN or infinity")
     limit = _MAX_INITIAL_SIDES * max(height, width)
@@ -558,14 +565,14 @@ def _read_initial_flows(flows: Tensor | Sequence[Flow | Frame], frames: Tensor) 
     return start
 
 
-def _read_initial_flow(flow: Flow | Frame, shape: tuple[int, ...]) -> Tensor:
+def _load_initial_flow_with_unknown_as_zero(flow: Flow | Frame, shape: tuple[int, ...]) -> Tensor:
     """Return an initial flow as a tensor [2, H, W], unknown vectors as zeros."""
     if isinstance(flow, (str, os.PathLike)):
         flow = Flow.load(flow)
     if isinstance(flow, Flow):
-        flow = torch.where(flow.valid, _check.check_has_values(flow.flow, "initial_flow"), 0.0)
+        flow = torch.where(flow.valid, _check.check_not_meta(flow.flow, "initial_flow"), 0.0)
     elif isinstance(flow, np.ndarray) and flow.ndim == 3:
         flow = torch.from_numpy(np.ascontiguousarray(np.moveaxis(flow, 2, 0), np.float32))
     elif isinstance(flow, Tensor) and flow.ndim == 4 and len(flow) == 1:
         flow = flow[0]
-    return _check.check_has_values(_check.check_tensor(flow, "initial_flow", shape), "initial_flow")
+    return _check.check_not_meta(_check.check_tensor(flow, "initial_flow", shape), "initial_flow")

@@ -102,7 +102,7 @@ class Flow:
 
         return replace(
             self,
-            flow=copy_values(_check.check_has_values(self.flow, "flow")),
+            flow=copy_values(_check.check_not_meta(self.flow, "flow")),
             valid=copy_values(self.valid),
             occlusion=None if self.occlusion is None else copy_values(self.occlusion),
             confidence=None if self.confidence is None else copy_values(self.confidence),
@@ -110,7 +110,7 @@ class Flow:
 
     def numpy(self) -> NDArray[np.float32]:
         """Return the flow as an array [H, W, 2] on the host."""
-        return to_host(_check.check_has_values(self.flow, "flow").permute(1, 2, 0).contiguous()).numpy()
+        return to_host(_check.check_not_meta(self.flow, "flow").permute(1, 2, 0).contiguous()).numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the flow in the format of the suffix; see :func:`fullfield.io.write_flow`.

@@ -39,7 +39,7 @@ class OneItemBuffer(Generic[Item]):
     """Buffer of one item between a producing and a consuming thread.
 
     A new item replaces one that was not taken, which counts as dropped; with ``wait_until_taken``,
-    :meth:`put_item` waits instead.
+    :meth:`put_item_unless_closed` waits instead.
     """
 
     def __init__(self, *, wait_until_taken: bool = False) -> None:
@@ -50,7 +50,7 @@ class OneItemBuffer(Generic[Item]):
         self._error: BaseException | None = None
         self.dropped = 0
 
-    def put_item(self, item: Item) -> bool:
+    def put_item_unless_closed(self, item: Item) -> bool:
         """Put an item in; return False once the slot is closed."""
         with self._changed:
             while self._wait_until_taken and self._item is not None and not self._closed:
@@ -63,7 +63,7 @@ class OneItemBuffer(Generic[Item]):
             self._changed.notify_all()
             return True
 
-    def take_item(self) -> Item | None:
+    def wait_and_take_item(self) -> Item | None:
         """Wait for an item and return it; None if the slot is closed and empty. Errors of the producer are raised."""
         with self._changed:
             while self._item is None and not self._closed:
@@ -192,13 +192,13 @@ class LiveStatistics:
 def capture_pairs(frames: Iterable[CapturedFrame], pairs: OneItemBuffer[FramePair], statistics: LiveStatistics) -> None:
     """Put pairs into the slot until the frames end or it is closed; the body of a thread.
 
-    Errors of the source are raised by :meth:`OneItemBuffer.take_item`.
+    Errors of the source are raised by :meth:`OneItemBuffer.wait_and_take_item`.
     """
     before: CapturedFrame | None = None
     try:
         for frame in frames:
             statistics.record_captured_frame(frame)
-            if before is not None and not pairs.put_item(FramePair(before, frame)):
+            if before is not None and not pairs.put_item_unless_closed(FramePair(before, frame)):
                 break
             before, statistics.dropped = frame, pairs.dropped
     except Exception as error:  # noqa: BLE001 - raised again by take
@@ -224,14 +224,15 @@ def compute_newest_pairs(
 ) -> None:
     """Compute the flow of the newest pair until the pairs end, the results are closed or there are ``max_flows`` flows.
 
-    ``compute`` returns when the flow is complete. Errors are raised by :meth:`OneItemBuffer.take_item` of the results.
+    ``compute`` returns when the flow is complete. Errors are raised by :meth:`OneItemBuffer.wait_and_take_item` of the
+    results.
     """
     try:
-        while (max_flows is None or statistics.flows < max_flows) and (pair := pairs.take_item()) is not None:
+        while (max_flows is None or statistics.flows < max_flows) and (pair := pairs.wait_and_take_item()) is not None:
             started_s = clock()
             flow = compute(pair)
             statistics.record_computed_flow(pair, started_s, clock())
-            if not results.put_item(PairFlow(pair, flow)):
+            if not results.put_item_unless_closed(PairFlow(pair, flow)):
                 break
     except Exception as error:  # noqa: BLE001 - raised again by take
         results.close(error)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._switch import SharedSwitch
-from fullfield.estimators._devices import check_usable_after_fork
-from fullfield.estimators._frames import check_pair
+from fullfield.estimators._devices import check_fork_safety_and_record_use
+from fullfield.estimators._frames import check_frame_pair
 from fullfield.estimators._still import StillAreas, find_still_areas
 from fullfield.estimators.network_config import NetworkSettings
 from fullfield.estimators.protocol import BidirectionalFlow, FlowWithRoughBackward, LoadingEstimator, Progress
@@ -193,9 +193,9 @@ class NetworkEstimator(LoadingEstimator):
             download_progress: receives the downloaded and the total bytes of the weights while they are downloaded.
         """
         target = torch.empty(0, device=_check.check_device(device)).device  # with its index
-        check_usable_after_fork(target)
+        check_fork_safety_and_record_use(target)
         with self._lock, torch.no_grad():
-            network = self._load_on_device(target, download_progress)
+            network = self._load_on_device_if_needed(target, download_progress)
             exact = self._precision == "exact"
             if exact or (target.type == "cpu" and self._fast is None):  # a GPU runs the fast form while preparing it
                 blank = torch.zeros(1, 3, *_TINY, device=target, dtype=torch.float32)
@@ -277,8 +277,8 @@ class NetworkEstimator(LoadingEstimator):
 
         These areas are the other result.
         """
-        check_pair(frame1, frame2)
-        check_usable_after_fork(frame1.device)
+        check_frame_pair(frame1, frame2)
+        check_fork_safety_and_record_use(frame1.device)
         with torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             still = find_still_areas(frame1, frame2)
             results = self._estimate_coarse_to_fine(frame1, frame2, initial_flows, progress, requested)
@@ -301,7 +301,7 @@ class NetworkEstimator(LoadingEstimator):
         fine, coarse = self._get_fine_and_coarse_updates()
         configured_fine, configured_coarse = self._get_configured_fine_and_coarse_updates()
         with self._lock:
-            network = self._load_on_device(frame1.device)
+            network = self._load_on_device_if_needed(frame1.device)
             pairs = resample_pair_to_sizes(
                 *pair, [(size.height, size.width) for size in self._list_cascade_sizes(PairSize.from_frame(frame1))]
             )
@@ -460,7 +460,9 @@ class NetworkEstimator(LoadingEstimator):
         )
         return self._fast.get_or_prepare_size(size.height, size.width, size.batch)
 
-    def _load_on_device(self, device: torch.device, download_progress: DownloadProgress | None = None) -> FlowNetwork:
+    def _load_on_device_if_needed(
+        self, device: torch.device, download_progress: DownloadProgress | None = None
+    ) -> FlowNetwork:
         """Return the network with its weights, on ``device``."""
         origin = self._weights
         if origin is None or (origin.path is not None and not origin.path.is_file()):

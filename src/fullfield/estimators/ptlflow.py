@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError, SetupError
-from fullfield.estimators._devices import check_usable_after_fork
-from fullfield.estimators._frames import check_pair
+from fullfield.estimators._devices import check_fork_safety_and_record_use
+from fullfield.estimators._frames import check_frame_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowSettings
 from fullfield.estimators.protocol import LoadingEstimator, Progress
 from fullfield.models.downloads import DownloadError, DownloadProgress, compute_sha256, download
@@ -105,10 +105,10 @@ class PtlflowEstimator(LoadingEstimator):
             return self._requested or "automatic"
         if self._handle is None:
             return ORIGINAL
-        from fullfield.integrations.forms import choose_backend
+        from fullfield.integrations.forms import choose_backend_for_patch
 
         device = next(self._model.parameters()).device
-        return choose_backend(device, self._requested) or ("cpu" if device.type == "cpu" else "reference")
+        return choose_backend_for_patch(device, self._requested) or ("cpu" if device.type == "cpu" else "reference")
 
     def prepare(
         self,
@@ -125,18 +125,18 @@ class PtlflowEstimator(LoadingEstimator):
         """
         del size
         with self._lock:
-            self._load_on_device(torch.empty(0, device=_check.check_device(device)).device, download_progress)
+            self._load_on_device_if_needed(torch.empty(0, device=_check.check_device(device)).device, download_progress)
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; ``initial_flow`` must be None."""
-        check_pair(frame1, frame2)
-        check_usable_after_fork(frame1.device)
+        check_frame_pair(frame1, frame2)
+        check_fork_safety_and_record_use(frame1.device)
         if initial_flow is not None:
             raise InputError(f"initial_flow: expected None, {self.method} takes no flow to start from")
         with self._lock, torch.no_grad():
-            model = self._load_on_device(frame1.device)
+            model = self._load_on_device_if_needed(frame1.device)
             if progress is not None:
                 progress(0.0, self._name)
             frames = torch.stack((frame1, frame2), 1).float().expand(-1, -1, 3, -1, -1)
@@ -163,7 +163,7 @@ class PtlflowEstimator(LoadingEstimator):
             raise RuntimeError(f"{self.method} returned a flow {list(flow.shape)} for frames {list(images.shape)}")
         return flow
 
-    def _load_on_device(
+    def _load_on_device_if_needed(
         self, device: torch.device, download_progress: DownloadProgress | None = None
     ) -> torch.nn.Module:
         if self._model is None:
@@ -219,7 +219,7 @@ class PtlflowEstimator(LoadingEstimator):
             if not path.is_file():
                 raise InputError(f"weights: {weights}: no such file; {available}")
             return weights, path
-        return weights, _download_file(urls[weights], download_progress)
+        return weights, _download_unless_cached(urls[weights], download_progress)
 
     def _set_requested_updates(self, model: torch.nn.Module) -> int | None:
         """Set the number of flow updates if one was requested, and return it."""
@@ -243,7 +243,7 @@ class PtlflowEstimator(LoadingEstimator):
         return False
 
 
-def _download_file(url: str, download_progress: DownloadProgress | None) -> Path:
+def _download_unless_cached(url: str, download_progress: DownloadProgress | None) -> Path:
     file = url.rpartition("/")[2]
     target = create_weights_folder() / file
     if not target.is_file():

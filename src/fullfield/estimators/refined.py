@@ -35,12 +35,12 @@ class _StageClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stages: list[str] = []
-        self._marks = [self._mark()]
+        self._marks = [self._record_time_or_event()]
 
     def end_stage(self, name: str) -> None:
         """Count the time since the previous stage as that of stage ``name``."""
         self._stages.append(name)
-        self._marks.append(self._mark())
+        self._marks.append(self._record_time_or_event())
 
     def read_seconds(self) -> dict[str, float]:
         """Return the seconds of every stage; waits for the end of the last one."""
@@ -51,7 +51,7 @@ class _StageClock:
             seconds = [end - start for start, end in pairwise(self._marks)]
         return dict(zip(self._stages, seconds, strict=True))
 
-    def _mark(self) -> Any:
+    def _record_time_or_event(self) -> Any:
         if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -80,10 +80,10 @@ class QueuedDirections:
 
     @property
     def directions(self) -> RefinedDirections:
-        """The directions, with the seconds of their stages after :meth:`check`."""
+        """The directions, with the seconds of their stages after :meth:`wait_and_check`."""
         return self._directions
 
-    def check(self) -> None:
+    def wait_and_check(self) -> None:
         """Wait for the refinement; InputError as :class:`fullfield.ops.tvl1.FlowRefiner` raises it."""
         self._check_flow()
         self._directions = self._directions._replace(seconds=self._clock.read_seconds())
@@ -205,7 +205,7 @@ class RefinedEstimator(WrappingEstimator):
         queued = self.queue_both_directions(
             frame1, frame2, initial_flow=initial_flow, log_scale=log_scale, progress=progress
         )
-        queued.check()
+        queued.wait_and_check()
         return queued.directions
 
     def queue_both_directions(
@@ -217,7 +217,7 @@ class RefinedEstimator(WrappingEstimator):
         log_scale: bool = True,
         progress: Progress | None = None,
     ) -> QueuedDirections:
-        """Do as :meth:`estimate_both_directions` does, but wait for the refinement on a GPU only in ``check``."""
+        """Do as :meth:`estimate_both_directions` does; only ``wait_and_check`` waits for the refinement on a GPU."""
         self._device = frame1.device
         clock, scale, still = _StageClock(frame1.device), None, None
         both_progress = _map_progress_to_range(progress, 0.0, 2 * _DIRECTION)
@@ -250,13 +250,13 @@ class RefinedEstimator(WrappingEstimator):
             clock.end_stage("refinement")
         if progress is not None:
             progress(1.0, "refinement")
-        return QueuedDirections(RefinedDirections(queued.flow, backward, {}, scale), queued.check, clock)
+        return QueuedDirections(RefinedDirections(queued.flow, backward, {}, scale), queued.wait_and_check, clock)
 
     def refine(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
         """Refine a given flow; arguments as for :class:`fullfield.ops.tvl1.FlowRefiner`."""
         queued = self._queue_refinement_of_all_areas(frame1, frame2, flow, backward)
         still = find_still_areas(frame1, frame2)
-        queued.check()
+        queued.wait_and_check()
         return queued.flow if still is None else still.zero_still_flow(queued.flow)
 
     def _queue_refinement_of_all_areas(

@@ -153,7 +153,7 @@ DEFAULT_PRESET = "default"
 def resolve_method_name(method: str) -> str:
     """Return the canonical name of a method; InputError lists the methods."""
     name = ALIASES.get(method, method)
-    if _is_custom_class(name):
+    if _is_custom_class_name(name):
         return name
     if name in (PREFIX, PTLFLOW) or not (name in METHODS or name.startswith(PREFIX)):
         lower = name.lower()
@@ -164,10 +164,10 @@ def resolve_method_name(method: str) -> str:
 
 def get_method(name: str) -> Method:
     """Return the entry of a canonical name."""
-    if _is_custom_class(name):
+    if _is_custom_class_name(name):
         return CustomMethod(name, _CONFIGS, "CustomSettings", "CUSTOM_PRESETS")
     return METHODS[PTLFLOW if name.startswith(PREFIX) else name]
 
 
-def _is_custom_class(name: str) -> bool:
+def _is_custom_class_name(name: str) -> bool:
     return not name.startswith(PREFIX) and _CUSTOM_CLASS.fullmatch(name) is not None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.estimators._devices import check_usable_after_fork
+from fullfield.estimators._devices import check_fork_safety_and_record_use
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators.protocol import BackendRequest, Progress
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, list_backends
@@ -84,7 +84,7 @@ class TVL1Estimator(BackendRequest):
     ) -> Tensor:
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
         queued = self.queue(frame1, frame2, initial_flow=initial_flow, progress=progress)
-        queued.check()
+        queued.wait_and_check()
         return queued.flow
 
     def queue(
@@ -92,7 +92,7 @@ class TVL1Estimator(BackendRequest):
     ) -> QueuedFlow:
         """Queue the flow on a GPU without waiting for it; see :class:`Estimator`."""
         _check.check_tensor(frame1, "frame1", ("B", "C", "H", "W"))
-        check_usable_after_fork(frame1.device)
+        check_fork_safety_and_record_use(frame1.device)
         dtype = torch.float64 if frame1.dtype == torch.float64 else torch.float32
         size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, dtype)
         with self._solvers.borrow_solver(size) as solver:

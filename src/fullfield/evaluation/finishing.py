@@ -48,13 +48,13 @@ class PairScorer:
     def store_pair_metrics(self, sample_index: int, state: dict[str, Any]) -> None:
         """Store the contribution of a pair."""
         self.run.store_score(
-            self.averaging, self.dataset.records[sample_index].name, self._fingerprint_truth(sample_index), state
+            self.averaging, self.dataset.records[sample_index].name, self._fingerprint_truth_files(sample_index), state
         )
 
     def read_pair_metrics_if_current(self, sample_index: int) -> dict[str, Any] | None:
         """Return the contribution of a pair if it was scored against this truth."""
         return self.run.read_score_if_current(
-            self.averaging, self.dataset.records[sample_index].name, self._fingerprint_truth(sample_index)
+            self.averaging, self.dataset.records[sample_index].name, self._fingerprint_truth_files(sample_index)
         )
 
     def score_stored_predictions(self, indices: Sequence[int]) -> None:
@@ -92,7 +92,7 @@ class PairScorer:
                 ) from error
         return total
 
-    def _fingerprint_truth(self, sample_index: int) -> str:
+    def _fingerprint_truth_files(self, sample_index: int) -> str:
         record = self.dataset.records[sample_index]
         masks = record.flow, record.occlusion, record.invalid
         return fingerprint_files_by_mtime(path for path in masks if path is not None)
@@ -133,7 +133,7 @@ class PredictionFinisher:
             self._pool.shutdown()
 
     def __call__(
-        self, sample_index: int, name: str, flow: Tensor, truth: TrueFlow | None, info: dict[str, Any]
+        self, sample_index: int, name: str, flow: Tensor, truth: TrueFlow | None, summary: dict[str, Any]
     ) -> None:
         """Finish the flow [2, H, W] of a pair; the work on ``device`` that computes it must have ended.
 
@@ -141,11 +141,13 @@ class PredictionFinisher:
         """
         self.wait_until_stored(0 if flow.nbytes > _LARGE else self._workers - 1)
         if self._overlaps:
-            self._waiting.append(self._pool.submit(self._check_score_and_store, sample_index, name, flow, truth, info))
+            self._waiting.append(
+                self._pool.submit(self._check_finite_score_and_store, sample_index, name, flow, truth, summary)
+            )
         else:
             state = self._check_and_score(sample_index, name, flow, truth)
             self._waiting.append(
-                self._pool.submit(self._store_prediction_and_score, sample_index, name, flow, info, state)
+                self._pool.submit(self._store_prediction_and_score, sample_index, name, flow, summary, state)
             )
 
     def wait_until_stored(self, max_waiting: int = 0) -> None:
@@ -153,12 +155,12 @@ class PredictionFinisher:
         while len(self._waiting) > max_waiting:
             self._waiting.popleft().result()
 
-    def _check_score_and_store(
-        self, sample_index: int, name: str, flow: Tensor, truth: TrueFlow | None, info: dict[str, Any]
+    def _check_finite_score_and_store(
+        self, sample_index: int, name: str, flow: Tensor, truth: TrueFlow | None, summary: dict[str, Any]
     ) -> None:
         if self._device.type != "cuda":
             self._store_prediction_and_score(
-                sample_index, name, flow, info, self._check_and_score(sample_index, name, flow, truth)
+                sample_index, name, flow, summary, self._check_and_score(sample_index, name, flow, truth)
             )
             return
         stream = self._get_or_create_thread_stream()
@@ -167,7 +169,7 @@ class PredictionFinisher:
             host = torch.empty(flow.shape, dtype=flow.dtype, pin_memory=True)
             host.copy_(flow, non_blocking=True)
             stream.synchronize()  # until here the flow's memory must not be given to others
-        self._store_prediction_and_score(sample_index, name, host, info, state)
+        self._store_prediction_and_score(sample_index, name, host, summary, state)
 
     def _get_or_create_thread_stream(self) -> torch.cuda.Stream:
         """Return the calling thread's stream: PyTorch keeps freed memory per stream, so one per flow would hoard it."""
@@ -189,9 +191,9 @@ class PredictionFinisher:
         )
 
     def _store_prediction_and_score(
-        self, sample_index: int, name: str, flow: Tensor, info: dict[str, Any], state: dict[str, Any] | None
+        self, sample_index: int, name: str, flow: Tensor, summary: dict[str, Any], state: dict[str, Any] | None
     ) -> None:
         """Store the prediction before its score, so that no score is without one."""
-        self._run.save_prediction(name, flow, info)
+        self._run.save_prediction(name, flow, summary)
         if self._scorer is not None and state is not None:
             self._scorer.store_pair_metrics(sample_index, state)

@@ -61,17 +61,17 @@ def read_pairs_ahead(
         read_key, _count_item_bytes, threads=choose_reader_count(), max_bytes=_MAX_BYTES, min_items=_MIN_ITEMS
     ) as reader:
         if overlapping:
-            reader.add_keys(key for index in indices for key in list_keys(index))
+            reader.enqueue_keys(key for index in indices for key in list_keys(index))
         images: dict[Path | int, Tensor] = {}
         for index, following in zip_longest(indices, indices[1:]):
             record = dataset.records[index]
             if not overlapping:
-                reader.add_keys(key for key in list_keys(index) if key not in images)
+                reader.enqueue_keys(key for key in list_keys(index) if key not in images)
             for path in record.inputs if frames else ():
                 if path not in images:
-                    images[path] = cast(Tensor, reader.take_item(path))
+                    images[path] = cast(Tensor, reader.wait_and_take_item(path))
             pair = [images[path] for path in (record.inputs if frames else ())]
-            true = cast("TrueFlow | None", reader.take_item(index)) if truth else None
+            true = cast("TrueFlow | None", reader.wait_and_take_item(index)) if truth else None
             if pair and pair[0].shape != pair[1].shape:
                 sizes = [f"{image.shape[-1]}×{image.shape[-2]}" for image in pair]
                 raise InputError(f"{record.frame2}: is {sizes[1]}, but {record.frame1} is {sizes[0]}")
@@ -113,7 +113,7 @@ class DevicePairs:
             yield present, *frames
             del present, frames
 
-    def free_next_pair(self) -> None:
+    def free_prefetched_pair(self) -> None:
         """Free the memory of the next pair, which is copied again at its turn."""
         self._ahead = None
 

@@ -144,7 +144,7 @@ def predict(
         if settings.warm_start
         else settings.process.list_pair_indices(dataset)
     )
-    missing = [index for index in mine if run.read_info_if_complete(dataset.records[index].name) is None]
+    missing = [index for index in mine if run.read_summary_if_complete(dataset.records[index].name) is None]
     scorer = None if averaging is None else PairScorer(dataset, run, averaging, device)
     start_s, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
     before: tuple[int, Tensor] | None = None
@@ -158,7 +158,7 @@ def predict(
         def free_memory() -> None:
             """Free memory on the device for the estimator."""
             finish.wait_until_stored()
-            pairs.free_next_pair()
+            pairs.free_prefetched_pair()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -167,7 +167,7 @@ def predict(
             if settings.progress is not None:
                 settings.progress(count / len(missing), record.name)
             start = (
-                _get_initial_flow_within_sequence(dataset, run, loaded.index, before, device)
+                _get_initial_flow_from_previous_in_sequence(dataset, run, loaded.index, before, device)
                 if settings.warm_start
                 else None
             )
@@ -185,13 +185,13 @@ def predict(
                 flow, seconds, _ = work()
             busy += seconds
             before = (loaded.index, flow) if settings.warm_start else None
-            info: dict[str, Any] = {"seconds": seconds, "peak_bytes": peaks[size]}
-            info |= {
+            summary: dict[str, Any] = {"seconds": seconds, "peak_bytes": peaks[size]}
+            summary |= {
                 "backend": estimator.backend,
                 "threads": torch.get_num_threads(),
                 "sequential": settings.sequential,
             }
-            finish(loaded.index, record.name, flow, loaded.truth, info)
+            finish(loaded.index, record.name, flow, loaded.truth, summary)
             del flow, frame1, frame2, start, loaded, work  # the next pair's memory is its own
     return {
         "estimated": len(missing),
@@ -238,7 +238,7 @@ def _estimate_and_measure_cost(
     return flow, seconds, None if stream is None else torch.cuda.max_memory_allocated(device)
 
 
-def _get_initial_flow_within_sequence(
+def _get_initial_flow_from_previous_in_sequence(
     dataset: FlowDataset,
     run: PredictionRun,
     sample_index: int,
@@ -299,7 +299,7 @@ def evaluate(
     wait_for_all_processes(settings.process)
     result = {
         **(_compute_total_scores(scorer) if has_truth else {"averaging": averaging, "scores": None, "classes": None}),
-        **_summarize_runtime(dataset, run),
+        **_summarize_stored_runtimes(dataset, run),
         "this_call": {**work, "wall_s": wall, "utilisation": work["busy_s"] / wall if wall else 0.0},
     }
     if settings.process.rank == 0:
@@ -322,7 +322,7 @@ def score(
     scorer = PairScorer(dataset, run, averaging, settings.torch_device)
     scorer.score_stored_predictions(settings.process.list_pair_indices(dataset))
     wait_for_all_processes(settings.process)
-    result = {**_compute_total_scores(scorer), **_summarize_runtime(dataset, run)}
+    result = {**_compute_total_scores(scorer), **_summarize_stored_runtimes(dataset, run)}
     if settings.process.rank == 0:
         run.write_json(RESULT, result)
     return result
@@ -333,25 +333,25 @@ def _compute_total_scores(scorer: PairScorer) -> dict[str, Any]:
     return {"averaging": total.averaging, "scores": total.compute(), "classes": total.compute_by_class()}
 
 
-def _summarize_runtime(dataset: FlowDataset, run: PredictionRun) -> dict[str, Any]:
-    stored = [run.read_info_if_complete(record.name) for record in dataset.records]
-    info = [pair_info for pair_info in stored if pair_info is not None]
-    if len(info) < len(dataset):
-        raise InputError(f"{run.folder}: holds {len(info)} of {len(dataset)} predictions; predict the rest first")
-    for record, pair_info in zip(dataset.records, info, strict=True):
+def _summarize_stored_runtimes(dataset: FlowDataset, run: PredictionRun) -> dict[str, Any]:
+    stored = [run.read_summary_if_complete(record.name) for record in dataset.records]
+    summary = [pair_summary for pair_summary in stored if pair_summary is not None]
+    if len(summary) < len(dataset):
+        raise InputError(f"{run.folder}: holds {len(summary)} of {len(dataset)} predictions; predict the rest first")
+    for record, pair_summary in zip(dataset.records, summary, strict=True):
         kinds = {"seconds": "number", "peak_bytes": "number or null", "backend": "text", "threads": "count"}
-        check_entry_kinds(run.get_info_path(record.name), pair_info, **kinds)
-    seconds = [float(pair_info["seconds"]) for pair_info in info]
-    peaks = [pair_info["peak_bytes"] for pair_info in info if pair_info["peak_bytes"] is not None]
+        check_entry_kinds(run.get_summary_path(record.name), pair_summary, **kinds)
+    seconds = [float(pair_summary["seconds"]) for pair_summary in summary]
+    peaks = [pair_summary["peak_bytes"] for pair_summary in summary if pair_summary["peak_bytes"] is not None]
     return {
         "config": run.config,
         "runtime": {
             **summarize_runtime(seconds),
-            "sequential": all(pair_info.get("sequential", False) for pair_info in info),
+            "sequential": all(pair_summary.get("sequential", False) for pair_summary in summary),
         },
         "peak_bytes": max(peaks) if peaks else None,
-        "backends": sorted({str(pair_info["backend"]) for pair_info in info}),
-        "threads": sorted({int(pair_info["threads"]) for pair_info in info}),
+        "backends": sorted({str(pair_summary["backend"]) for pair_summary in summary}),
+        "threads": sorted({int(pair_summary["threads"]) for pair_summary in summary}),
     }
 
 
@@ -381,7 +381,7 @@ def write_submission(dataset: FlowDataset, run: PredictionRun, folder: str | os.
     """
     _check.check_path(folder, "folder")
     layout = get_submission_layout(dataset)
-    lacking = [record.name for record in dataset.records if run.read_info_if_complete(record.name) is None]
+    lacking = [record.name for record in dataset.records if run.read_summary_if_complete(record.name) is None]
     if lacking:
         raise InputError(
             f"{run.folder}: has no prediction of {lacking[0]} and {len(lacking) - 1} more; predict them first"

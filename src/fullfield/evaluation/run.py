@@ -133,40 +133,40 @@ class ResultFolder:
         """Return the path of a pair's prediction."""
         return self.folder / "predictions" / f"{name}{self.suffix}"
 
-    def get_info_path(self, name: str) -> Path:
-        """Return the path of the info of a prediction."""
+    def get_summary_path(self, name: str) -> Path:
+        """Return the path of the summary of a prediction."""
         return self.folder / "predictions" / f"{name}.json"
 
-    def read_info_if_complete(self, name: str) -> dict[str, Any] | None:
-        """Return the info of a prediction; None where it is not complete."""
+    def read_summary_if_complete(self, name: str) -> dict[str, Any] | None:
+        """Return the summary of a prediction; None where it is not complete."""
         try:
-            info = read_json_file(self.get_info_path(name))
-            return info if info.get("bytes") == self.get_prediction_path(name).stat().st_size else None
+            summary = read_json_file(self.get_summary_path(name))
+            return summary if summary.get("bytes") == self.get_prediction_path(name).stat().st_size else None
         except FileNotFoundError:  # opened without a check before: another process may be storing them
             return None
 
-    def require_info(self, name: str) -> dict[str, Any]:
-        """Return :meth:`read_info_if_complete`; InputError where there is none."""
-        info = self.read_info_if_complete(name)
-        if info is None:
+    def read_summary_or_raise(self, name: str) -> dict[str, Any]:
+        """Return :meth:`read_summary_if_complete`; InputError where there is none."""
+        summary = self.read_summary_if_complete(name)
+        if summary is None:
             raise InputError(f"{self.get_prediction_path(name)}: there is no whole prediction of {name}; predict again")
-        return info
+        return summary
 
     def _store_prediction(
-        self, name: str, info: Mapping[str, Any], write: Callable[[Path], None], outdated: Iterable[Path] = ()
+        self, name: str, summary: Mapping[str, Any], write: Callable[[Path], None], outdated: Iterable[Path] = ()
     ) -> None:
-        """Store a prediction and its info; where another process was faster, its own stay: they may be in use."""
-        path, info_path = self.get_prediction_path(name), self.get_info_path(name)
+        """Store a prediction and its summary; where another process was faster, its own stay: they may be in use."""
+        path, summary_path = self.get_prediction_path(name), self.get_summary_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.lock():
             # Another run may have taken over a folder without predictions.
             self._settings.check_unchanged(self.config, _ADVICE)
-            if self.read_info_if_complete(name) is not None:
+            if self.read_summary_if_complete(name) is not None:
                 return
-            for file in (info_path, *outdated):
+            for file in (summary_path, *outdated):
                 file.unlink(missing_ok=True)
             write(path)
-            self.write_json(info_path.relative_to(self.folder), {**info, "bytes": path.stat().st_size})
+            self.write_json(summary_path.relative_to(self.folder), {**summary, "bytes": path.stat().st_size})
 
 
 class PredictionRun(ResultFolder):
@@ -177,7 +177,7 @@ class PredictionRun(ResultFolder):
         FOLDER/
           config.json                   what made the predictions; another configuration is refused
           predictions/NAME.flo          one a pair, written whole or not at all
-          predictions/NAME.json         its info: seconds, peak memory, backend
+          predictions/NAME.json         its summary: seconds, peak memory, backend
           scores/AVERAGING/NAME.json    what it adds to the totals
           result.json                   the totals of the last scoring
           failure.json                  instead of it: what stopped the last try for good
@@ -185,14 +185,14 @@ class PredictionRun(ResultFolder):
 
     suffix = ".flo"
 
-    def save_prediction(self, name: str, flow: Tensor, info: Mapping[str, Any]) -> None:
-        """Store a prediction [2, H, W] and its info, and delete the scores of an incomplete one."""
+    def save_prediction(self, name: str, flow: Tensor, summary: Mapping[str, Any]) -> None:
+        """Store a prediction [2, H, W] and its summary, and delete the scores of an incomplete one."""
         scored = [self.get_score_path(averaging, name) for averaging in AVERAGING]
-        self._store_prediction(name, info, lambda path: write_flow(path, flow), outdated=scored)
+        self._store_prediction(name, summary, lambda path: write_flow(path, flow), outdated=scored)
 
     def read_prediction(self, name: str) -> tuple[Tensor, Tensor]:
         """Read a stored prediction [2, H, W], and where it has vectors."""
-        self.require_info(name)
+        self.read_summary_or_raise(name)
         flow, valid = read_flow(self.get_prediction_path(name))
         return flow, valid
 
@@ -247,22 +247,24 @@ class ScanRun(ResultFolder):
 
     suffix = ".npy"
 
-    def read_info_if_complete(self, name: str) -> dict[str, Any] | None:
+    def read_summary_if_complete(self, name: str) -> dict[str, Any] | None:
         """Return the result of a pair; None where it is not complete."""
-        info, info_path = super().read_info_if_complete(name), self.get_info_path(name)
-        if info is not None:
-            check_entry_kinds(info_path, info, success="true or false", reason="text or null", seconds="number")
-            check_entry_kinds(info_path, info, transform="4 rows of 4" if info["success"] else "4 rows of 4 or null")
-        return info
+        summary, summary_path = super().read_summary_if_complete(name), self.get_summary_path(name)
+        if summary is not None:
+            check_entry_kinds(summary_path, summary, success="true or false", reason="text or null", seconds="number")
+            check_entry_kinds(
+                summary_path, summary, transform="4 rows of 4" if summary["success"] else "4 rows of 4 or null"
+            )
+        return summary
 
-    def save_registration(self, name: str, info: Mapping[str, Any], matches: NDArray[np.float64]) -> None:
+    def save_registration(self, name: str, summary: Mapping[str, Any], matches: NDArray[np.float64]) -> None:
         """Store the result of a pair and its matched points [M, 2, 3]."""
 
         def write(path: Path) -> None:
             with write_atomically(path) as temporary:
                 np.save(temporary, matches)
 
-        self._store_prediction(name, info, write)
+        self._store_prediction(name, summary, write)
 
     def read_matches(self, name: str) -> NDArray[np.float64]:
         """Read a pair's matched points [M, 2, 3]."""

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 def score_registered_pair(
     record: ScanRecord,
-    info: Mapping[str, Any],
+    summary: Mapping[str, Any],
     truth: Mapping[str, Any],
     matches: NDArray[np.float64],
     criteria: RegistrationCriteria,
@@ -59,8 +59,8 @@ def score_registered_pair(
     """
     pose = torch.tensor(truth["pose"], dtype=torch.float64)
     errors = dict.fromkeys(("rre", "rte", "rmse"), math.nan)
-    if info["success"]:
-        estimated = torch.tensor(info["transform"], dtype=torch.float64)
+    if summary["success"]:
+        estimated = torch.tensor(summary["transform"], dtype=torch.float64)
         if record.information is not None:
             rmse = rmse_by_information(estimated, pose, record.information)
         else:
@@ -78,10 +78,10 @@ def score_registered_pair(
         "ir": ratio,
         "matches": len(matches),
         "overlap": truth["overlap"],
-        "accepted": bool(info["success"]),
-        "passed": bool(info["success"]) and within,
+        "accepted": bool(summary["success"]),
+        "passed": bool(summary["success"]) and within,
         "features": bool(features),
-        "reason": info["reason"],
+        "reason": summary["reason"],
     }
 
 
@@ -271,12 +271,12 @@ def score_scans(
     rows = {}
     seconds = []
     for index, record in enumerate(dataset.records):
-        info = run.require_info(record.name)
+        summary = run.read_summary_or_raise(record.name)
         truth = run.read_truth_if_current(record.name, _checksum_pose_and_overlap_settings(dataset, index))
         if truth is None:
             raise InputError(f"{run.folder}: has no truth of {record.name}; was another process stopped?")
-        rows[record.name] = score_registered_pair(record, info, truth, run.read_matches(record.name), criteria)
-        seconds.append(float(info["seconds"]))
+        rows[record.name] = score_registered_pair(record, summary, truth, run.read_matches(record.name), criteria)
+        seconds.append(float(summary["seconds"]))
     result = {
         "config": run.config,
         "criteria": vars(criteria),
@@ -301,7 +301,7 @@ def predict_scans(
     missing = [
         i
         for i in settings.process.list_pair_indices(dataset)
-        if run.read_info_if_complete(dataset.records[i].name) is None
+        if run.read_summary_if_complete(dataset.records[i].name) is None
     ]
     for count, (index, sample) in enumerate(zip(missing, _read_samples_ahead(dataset, missing), strict=True)):
         if settings.progress is not None:
@@ -311,7 +311,7 @@ def predict_scans(
         start_s = time.perf_counter()
         registration = _register_pair(method, sample)
         seconds = time.perf_counter() - start_s
-        info = {
+        summary = {
             "success": registration.success,
             "reason": registration.reason,
             "transform": None if registration.transform is None else registration.transform.tolist(),
@@ -321,7 +321,7 @@ def predict_scans(
             "threads": torch.get_num_threads(),
         }
         matches = np.empty((0, 2, 3)) if registration.matched is None else registration.matched
-        run.save_registration(sample.name, info, matches)
+        run.save_registration(sample.name, summary, matches)
         if run.read_truth_if_current(sample.name, _checksum_pose_and_overlap_settings(dataset, index)) is None:
             _measure_and_store_truth(dataset, run, index, sample)
     return len(missing)
@@ -356,9 +356,9 @@ def _checksum_pose_and_overlap_settings(dataset: ScanDataset, sample_index: int)
 def _read_samples_ahead(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
     """Yield the pairs in order, and read the next ones meanwhile."""
     with ReadAhead(dataset.__getitem__, _count_cloud_bytes, threads=1, min_items=1) as reader:
-        reader.add_keys(indices)
+        reader.enqueue_keys(indices)
         for index in indices:
-            yield reader.take_item(index)
+            yield reader.wait_and_take_item(index)
 
 
 def _count_cloud_bytes(sample: ScanSample) -> int:

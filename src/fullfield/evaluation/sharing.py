@@ -28,7 +28,7 @@ class ProcessRank:
         return [i for i, r in enumerate(dataset.records) if order[r.sequence] % self.count == self.rank]
 
 
-def get_torchrun_process() -> ProcessRank:
+def read_torchrun_process_rank() -> ProcessRank:
     """Return the rank of this process among those that ``torchrun`` has started."""
     return ProcessRank(*_check.read_torchrun_rank_and_world_size())
 

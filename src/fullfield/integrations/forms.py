@@ -220,7 +220,7 @@ def _draw_features_and_coords(size: tuple[int, int]) -> tuple[Tensor, Tensor, Te
 # ---- replacements
 
 
-def choose_backend(device: torch.device, backend: str | None) -> str | None:
+def choose_backend_for_patch(device: torch.device, backend: str | None) -> str | None:
     """Return the requested backend, or without one an NVIDIA GPU's kernel, which never gives way to a slower one.
 
     None: the operator chooses, plain PyTorch on devices without kernels.
@@ -232,7 +232,7 @@ def choose_backend(device: torch.device, backend: str | None) -> str | None:
 
 def require_kernel_or_warn(device: torch.device, backend: str | None) -> None:
     """Raise InputError unless the device's kernel, or the requested backend, can run; warn where there is no kernel."""
-    name = choose_backend(device, backend) or ("cpu" if device.type == "cpu" else None)
+    name = choose_backend_for_patch(device, backend) or ("cpu" if device.type == "cpu" else None)
     if name is None:
         reason = explain_not_nvidia_gpu(device)
         warnings.warn(f"model: its lookups run in plain PyTorch, as the kernel {reason}", stacklevel=4)
@@ -261,7 +261,7 @@ def build_correlation_pyramid(
 ) -> CorrelationPyramid:
     """Prepare a pair as the original's block would see it."""
     first, second, dtype = cast_features_for_autocast(fmap1, fmap2)
-    resolved = choose_backend(fmap1.device, backend)
+    resolved = choose_backend_for_patch(fmap1.device, backend)
     return CorrelationPyramid(
         first, second, levels, radius, backend=resolved, out_dtype=dtype, memory_format=memory_format
     )
@@ -331,7 +331,7 @@ class PoolingLimitedBlock:
         self._fmap1, second, self._dtype = cast_features_for_autocast(fmap1, fmap2)
         self._maps = pool_feature_pyramid(second, levels, radius, True)
         self._radius = radius
-        self._backend = choose_backend(fmap1.device, backend)
+        self._backend = choose_backend_for_patch(fmap1.device, backend)
 
     def __call__(self, coords: Tensor) -> Tensor:
         """Look up around ``coords``."""
@@ -359,7 +359,7 @@ class BlockBuilder:
         if self._stops and has_level_within_window(fmap2, levels, radius):
             return PoolingLimitedBlock(fmap1, fmap2, levels, radius, self._backend)
         first, second, dtype = cast_features_for_autocast(fmap1, fmap2)
-        options: dict[str, Any] = {"backend": choose_backend(fmap1.device, self._backend), "out_dtype": dtype}
+        options: dict[str, Any] = {"backend": choose_backend_for_patch(fmap1.device, self._backend), "out_dtype": dtype}
         if self._dilated:
             return SEARAFTCorrBlock(first, second, _Arguments(levels, radius), **options)
         large = (first.numel() + second.numel()) * first.element_size() >= LEAN_BYTES
@@ -372,7 +372,7 @@ class BlockBuilder:
         return "fullfield's " + (SEARAFTCorrBlock if self._dilated else RAFTCorrBlock).__name__
 
 
-def _recognize_block(
+def _recognize_and_verify_block(
     name: str, original: Any, location: str, has_recognized_sibling: bool, backend: str | None
 ) -> BlockBuilder:
     signature = parse_signature_or_explain(original)
@@ -388,7 +388,7 @@ def _recognize_block(
 
 
 RECOGNIZERS: dict[str, Recognizer] = {
-    r"^(?!Alternate|OL).*CorrBlock|^get_corr_block$": _recognize_block,
-    _ALTERNATE: _recognize_block,
+    r"^(?!Alternate|OL).*CorrBlock|^get_corr_block$": _recognize_and_verify_block,
+    _ALTERNATE: _recognize_and_verify_block,
 }
 """Recognisers by the names under which methods reach blocks. Blocks that can be tried come first."""

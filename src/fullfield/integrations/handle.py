@@ -150,9 +150,9 @@ def _create_subclass(original: type, overrides: dict[str, Any]) -> type:
         **overrides,
     }
     if not hasattr(original, "__deepcopy__"):
-        members["__deepcopy__"] = _copy_without_patch
+        members["__deepcopy__"] = _deepcopy_with_patch
     if all(getattr(original, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__")):
-        members["__reduce_ex__"] = _pickle_without_patch
+        members["__reduce_ex__"] = _reduce_to_unpatched_class
     return type(original)(original.__name__, (original,), members)
 
 
@@ -169,14 +169,14 @@ def _restore_pickled_state(target: Any, state: dict[str, Any]) -> Any:
     return target
 
 
-def _copy_without_patch(self: Any, memo: dict[int, Any]) -> Any:
+def _deepcopy_with_patch(self: Any, memo: dict[int, Any]) -> Any:
     """Return a copy, which is patched as its original is."""
     created = object.__new__(type(self))
     memo[id(self)] = created
     return _restore_pickled_state(created, copy.deepcopy(_get_pickled_state(self), memo))
 
 
-def _pickle_without_patch(self: Any, _: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def _reduce_to_unpatched_class(self: Any, _: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Pickle the model unpatched: its reader may not have fullfield."""
     return copyreg._reconstructor, (vars(type(self))[_MARK], object, None), _get_pickled_state(self)  # type: ignore[attr-defined]
 

@@ -80,7 +80,7 @@ def _match_locally_with_original_and_ours(original: Any) -> tuple[Tensor, Tensor
     return original(one, two, 2)[0], _match_locally(one, two, 2)[0]
 
 
-def build_matcher_change(name: str, block: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
+def verify_and_build_matcher_change(name: str, block: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
     """Return the change of NeuFlow's matching, an attribute of its model."""
     kind = type(block)
 
@@ -110,7 +110,7 @@ def _attend_fully_with_original_and_ours(original: Any) -> tuple[Tensor, Tensor]
     return original(query, key, value), compute_attention(query, key, value)
 
 
-def _return_no_mask(*_: Any, device: torch.device, **__: Any) -> Tensor:
+def _return_empty_mask(*_: Any, device: torch.device, **__: Any) -> Tensor:
     """Return nothing in place of the mask [K², L, L]: windows that it separates are attended to separately."""
     return torch.empty(0, device=device)
 
@@ -202,7 +202,7 @@ def _propagate_flow(self: Any, feature0: Tensor, flow: Tensor, radius: int | Non
     return FlowPropagation.forward(self, feature0, flow, radius)  # which reads the weights by their names
 
 
-def build_propagation_change(name: str, module: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
+def verify_and_build_propagation_change(name: str, module: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
     """Return the change of a part that propagates flow."""
     kind = type(module)
 
@@ -237,6 +237,6 @@ RECOGNIZERS = {
     "^single_head_split_window_attention$": _build_recognizer(
         _attend_in_windows, _attend_in_windows_with_original_and_ours
     ),
-    "^generate_shift_window_attn_mask$": _build_recognizer(_return_no_mask, _build_mask_with_original_and_ours),
+    "^generate_shift_window_attn_mask$": _build_recognizer(_return_empty_mask, _build_mask_with_original_and_ours),
 }
 """Recognisers by the names under which methods reach the functions."""

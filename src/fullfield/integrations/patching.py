@@ -34,7 +34,7 @@ class _CurrentPair:
         return _CurrentPair, (None,)
 
 
-def _build_torchvision_change(name: str, block: Any, backend: str | None) -> Change:
+def _verify_and_build_torchvision_change(name: str, block: Any, backend: str | None) -> Change:
     """Return the change of torchvision's block: a module of the model that holds the pair between two calls."""
     kind = type(block)
 
@@ -58,13 +58,13 @@ def _build_torchvision_change(name: str, block: Any, backend: str | None) -> Cha
 
 # Functions that patch a part of a model that has these methods, or an attribute of a part that has this one.
 _MODULE_CHANGES = {
-    ("build_pyramid", "index_pyramid"): _build_torchvision_change,
-    ("compute_cost_volume",): ptlflow.build_lcv_change,
-    ("q_proj", "k_proj", "forward_local_window_attn"): matching.build_propagation_change,
+    ("build_pyramid", "index_pyramid"): _verify_and_build_torchvision_change,
+    ("compute_cost_volume",): ptlflow.verify_and_build_lcv_change,
+    ("q_proj", "k_proj", "forward_local_window_attn"): matching.verify_and_build_propagation_change,
 }
 _ATTRIBUTES = {
-    "init_corr_pyr": ptlflow.build_neuflow_change,
-    "global_correlation_softmax": matching.build_matcher_change,
+    "init_corr_pyr": ptlflow.verify_and_build_neuflow_change,
+    "global_correlation_softmax": matching.verify_and_build_matcher_change,
 }
 _RECOGNIZERS = {**forms.RECOGNIZERS, **matching.RECOGNIZERS, **windows.RECOGNIZERS}
 

@@ -19,7 +19,7 @@ from fullfield.integrations.forms import (
     build_correlation_pyramid,
     cast_features_for_autocast,
     check_lookup_and_detect_pooling_limit,
-    choose_backend,
+    choose_backend_for_patch,
     has_level_within_window,
 )
 from fullfield.integrations.handle import Change, Recognizer
@@ -133,10 +133,12 @@ def find_model_support(model: object) -> ModelSupport | None:
 
 def get_recognizers_by_attribute_pattern(model: torch.nn.Module) -> dict[str, Recognizer]:
     """Return recognisers by the names under which methods of ptlflow's models reach other blocks than RAFT's."""
-    return {"^local_correlation_with_flow$": _recognize_unimatch} if getattr(model, "reg_refine", False) else {}
+    return (
+        {"^local_correlation_with_flow$": _recognize_and_verify_unimatch} if getattr(model, "reg_refine", False) else {}
+    )
 
 
-def _recognize_unimatch(
+def _recognize_and_verify_unimatch(
     name: str,
     original: Any,
     location: str,
@@ -164,7 +166,7 @@ def _recognize_unimatch(
         if padding_mode != "zeros" or dilation != 1:
             raise InputError(f"{name}: expected padding_mode 'zeros' and dilation 1, got {padding_mode!r}, {dilation}")
         first, second, _ = cast_features_for_autocast(feature0, feature1)
-        resolved = choose_backend(feature0.device, backend)
+        resolved = choose_backend_for_patch(feature0.device, backend)
         return local_correlation_with_flow(first, second, flow, local_radius, backend=resolved)
 
     return lookup
@@ -174,7 +176,7 @@ def _create_pixel_grid_like(like: Tensor) -> Tensor:
     return create_pixel_grid(like.shape[-2:], like.device)
 
 
-def build_neuflow_change(name: str, block: Any, backend: str | None) -> Change:
+def verify_and_build_neuflow_change(name: str, block: Any, backend: str | None) -> Change:
     """Return the change of NeuFlow's block, an attribute of its model."""
     kind = type(block)
 
@@ -197,7 +199,7 @@ def build_neuflow_change(name: str, block: Any, backend: str | None) -> Change:
     return Change.from_overrides(name, block, {"init_corr_pyr": init_corr_pyr, "__call__": call}, PYRAMID)
 
 
-def build_lcv_change(name: str, block: Any, backend: str | None) -> Change:
+def verify_and_build_lcv_change(name: str, block: Any, backend: str | None) -> Change:
     """Return the change of LCV's block, whose learned metric is multiplied into the first features."""
     kind = type(block)
 

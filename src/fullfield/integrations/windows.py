@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.forms import check_results_equal, choose_backend, create_unrecognized_error
+from fullfield.integrations.forms import check_results_equal, choose_backend_for_patch, create_unrecognized_error
 from fullfield.integrations.handle import Change, Recognizer, Replacement
 from fullfield.ops.spatial_correlation import spatial_correlation
 from fullfield.ops.spatial_correlation.protocol import BACKENDS
@@ -29,15 +29,15 @@ def find_sampler_changes(model: torch.nn.Module, backend: str | None) -> list[Ch
     changes = []
     for path, module in model.named_modules():
         if type(module).__name__.endswith("SpatialCorrelationSampler") and "Translated" not in type(module).__name__:
-            changes.append(_build_sampler_change(path, module, backend))
+            changes.append(_verify_and_build_sampler_change(path, module, backend))
         function = vars(module).get("corr")
         if getattr(function, "__name__", "") == "correlate":
-            changes.append(_build_flownet_change(path, module, function, backend))
+            changes.append(_verify_and_build_flownet_change(path, module, function, backend))
     return changes
 
 
 def _choose_and_check_window_backend(device: torch.device, backend: str | None) -> str | None:
-    resolved = choose_backend(device, backend)
+    resolved = choose_backend_for_patch(device, backend)
     if resolved is not None and resolved not in BACKENDS:
         raise InputError(f"backend: its windows run on {', '.join(BACKENDS)}, got {resolved!r}")
     return resolved
@@ -56,7 +56,7 @@ def _get_window_arguments(sampler: Any) -> dict[str, Any]:
     }
 
 
-def _build_sampler_change(name: str, sampler: Any, backend: str | None) -> Change:
+def _verify_and_build_sampler_change(name: str, sampler: Any, backend: str | None) -> Change:
     kind = type(sampler)
     for attribute in ("kernel_size", "dilation"):
         if getattr(sampler, attribute) not in (1, (1, 1)):
@@ -71,7 +71,7 @@ def _build_sampler_change(name: str, sampler: Any, backend: str | None) -> Chang
     return Change.from_overrides(name, sampler, {"forward": forward}, BY)
 
 
-def _build_flownet_change(name: str, module: Any, function: Compared, backend: str | None) -> Change:
+def _verify_and_build_flownet_change(name: str, module: Any, function: Compared, backend: str | None) -> Change:
     def run_original(one: Tensor, two: Tensor) -> Tensor:
         return torch.unflatten(function(one, two), 1, (21, 21)) * one.shape[1]
 
@@ -85,7 +85,7 @@ def _build_flownet_change(name: str, module: Any, function: Compared, backend: s
     return Change(module, {"corr": property(lambda _: correlate)}, [replacement])
 
 
-def _build_cost_volume_replacement(
+def _verify_and_build_cost_volume_replacement(
     name: str,
     original: Any,
     location: str,
@@ -122,5 +122,5 @@ def _check_correlations_equal(
     check_results_equal(subject, original_class, _OPERATOR, compute_both_results)
 
 
-RECOGNIZERS: dict[str, Recognizer] = {"^compute_cost_volume$": _build_cost_volume_replacement}
+RECOGNIZERS: dict[str, Recognizer] = {"^compute_cost_volume$": _verify_and_build_cost_volume_replacement}
 """Recognizer of the name under which IRR-PWC's method reaches its function."""

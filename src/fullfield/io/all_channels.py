@@ -69,7 +69,7 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
         picture = ChannelPicture(torch.from_numpy(planes), names, "float")
         return _zero_nonfinite_inplace_and_mark_valid(where, picture, [*range(len(names))], None, mask)
     with open_source(where) as source:
-        part, indices = _choose_color_part(source)
+        part, indices = _choose_color_or_first_part(source)
         spec = part.spec
         if spec.deep:
             raise InputError(f"{where}: holds deep data (several samples a pixel); flatten it first")
@@ -141,7 +141,7 @@ def _add_alpha_indices(channels: tuple[str, ...], indices: list[int]) -> list[in
     return sorted({*indices, *alphas})
 
 
-def _choose_color_part(source: ImageSource) -> ColorChannels:
+def _choose_color_or_first_part(source: ImageSource) -> ColorChannels:
     """Return the part in colour, or the first one with all its channels where none is (depth, masks)."""
     first = source.get_first_part()
     try:

@@ -17,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated_size, join_to_one_line, raise_as_input_errors, require_nonempty_file
+from fullfield.io.files import (
+    join_to_one_line,
+    raise_as_input_errors,
+    refuse_implausible_inflated_size,
+    require_nonempty_file,
+)
 
 _BROKEN = (
     zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, UnicodeError, struct.error, OverflowError,
@@ -90,10 +95,10 @@ def open_npz(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
     """Open a ``.npz`` file and yield it with the names of its arrays; errors here and inside become InputError."""
     require_nonempty_file(path)
     with raise_as_input_errors(path, "truncated or corrupt .npz file", *_BROKEN), zipfile.ZipFile(path) as archive:
-        yield archive, _check_and_list_members(path, archive)
+        yield archive, _list_unique_npz_members(path, archive)
 
 
-def _check_and_list_members(path: Path, archive: zipfile.ZipFile) -> list[str]:
+def _list_unique_npz_members(path: Path, archive: zipfile.ZipFile) -> list[str]:
     """Return the names of the arrays; raise InputError where two share a name or bytes."""
     end, names = 0, set[str]()
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
@@ -108,24 +113,24 @@ def _check_and_list_members(path: Path, archive: zipfile.ZipFile) -> list[str]:
 
 def read_npz_shape(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
     """Return the shape of an array of a ``.npz`` file; only its header is unpacked."""
-    with archive.open(_find_npz_member(path, archive, name)) as stream:
+    with archive.open(_find_npz_member_or_raise(path, archive, name)) as stream:
         return read_array_header(path, f"array {name}", stream)[0]
 
 
 def read_npz_array(path: Path, archive: zipfile.ZipFile, name: str, dtype_kinds: str = "fiu") -> NDArray[Any]:
     """Return an array of a ``.npz`` file."""
-    info = _find_npz_member(path, archive, name)
+    info = _find_npz_member_or_raise(path, archive, name)
     with archive.open(info) as stream:
         shape, fortran, dtype = read_array_header(path, f"array {name}", stream, dtype_kinds=dtype_kinds)
         expected_bytes = math.prod(shape) * dtype.itemsize
-        check_inflated_size(path, f"array {name} {list(shape)}", expected_bytes, info.compress_size)
+        refuse_implausible_inflated_size(path, f"array {name} {list(shape)}", expected_bytes, info.compress_size)
         data = stream.read(expected_bytes)
     if len(data) != expected_bytes:
         raise InputError(f"{path}: truncated .npz file: array {name} has {len(data)} of {expected_bytes} bytes")
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _find_npz_member(path: Path, archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+def _find_npz_member_or_raise(path: Path, archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise InputError(f"{path}: array {join_to_one_line(name, 40)} is packed by a method that NumPy does not use")

@@ -49,7 +49,7 @@ def require_nonempty_file(path: Path) -> int:
     return status.st_size
 
 
-def check_inflated_size(
+def refuse_implausible_inflated_size(
     path: Path, description: str, expected_bytes: int, stored_bytes: int, max_ratio: int = _DEFLATE_RATIO
 ) -> None:
     """Refuse data that claims more bytes than ``stored_bytes`` bytes can inflate to."""
@@ -59,7 +59,7 @@ def check_inflated_size(
         )
 
 
-def check_pixel_count(
+def refuse_implausible_pixel_count(
     path: Path,
     width: int,
     height: int,
@@ -72,15 +72,17 @@ def check_pixel_count(
     ``always_allowed_pixels`` pass in any file, by default 2²²; every byte of the file allows ``max_pixels_per_byte``
     more. The densest frame we know, a black one in OpenEXR's DWAB, holds 2744 pixels a byte.
     """
-    _check_claimed_size(path, width, height, file_bytes, always_allowed_pixels + max_pixels_per_byte * file_bytes)
+    _refuse_claimed_size_above(
+        path, width, height, file_bytes, always_allowed_pixels + max_pixels_per_byte * file_bytes
+    )
 
 
-def check_display_window_size(path: Path, width: int, height: int, file_bytes: int) -> None:
+def refuse_implausible_display_window(path: Path, width: int, height: int, file_bytes: int) -> None:
     """Refuse a display window that is too large for the file. Most of it may be empty: 2²⁷ pixels always pass."""
-    _check_claimed_size(path, width, height, file_bytes, _WINDOW_ALWAYS + 4096 * file_bytes)
+    _refuse_claimed_size_above(path, width, height, file_bytes, _WINDOW_ALWAYS + 4096 * file_bytes)
 
 
-def _check_claimed_size(path: Path, width: int, height: int, file_bytes: int, max_pixels: int) -> None:
+def _refuse_claimed_size_above(path: Path, width: int, height: int, file_bytes: int, max_pixels: int) -> None:
     if width < 1 or height < 1:
         raise InputError(f"{path}: the header says {width} × {height} pixels")
     if width * height > max_pixels:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, check_choice, check_has_values, check_number, check_path, check_tensor, require
+from fullfield._check import InputError, check_choice, check_not_meta, check_number, check_path, check_tensor, require
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow_formats import FlowRangeError as FlowRangeError
 from fullfield.io.flow_formats import exr, fill_invalid_with_nan, mark_finite_vectors, plain
@@ -98,7 +98,10 @@ def read_flow_optionally_masked(
     check_window_argument(window)
     if suffix == ".exr":
         flow, valid = exr.read_selected_flow(
-            where, _build_selection(layer, part, channels, y_axis), window, use_valid_channel=use_valid_channel
+            where,
+            _check_and_build_channel_selection(layer, part, channels, y_axis),
+            window,
+            use_valid_channel=use_valid_channel,
         )
     else:
         if isinstance(window, tuple):
@@ -119,7 +122,7 @@ def read_flow_optionally_masked(
     return FlowData(torch.from_numpy(flow), torch.from_numpy(valid))
 
 
-def _build_selection(
+def _check_and_build_channel_selection(
     layer: str | None, part: int | str | None, channels: tuple[str, str] | None, y_axis: Axis | None
 ) -> exr.ChannelSelection:
     check_choice(y_axis, "y_axis", (None, "up", "down"))
@@ -142,7 +145,7 @@ def read_flow_window(
     where = Path(check_path(path))
     if where.suffix.lower() != ".exr":
         raise InputError(f"{where}: only OpenEXR files have windows")
-    return exr.read_selected_window(where, _build_selection(layer, part, channels, None))
+    return exr.read_selected_window(where, _check_and_build_channel_selection(layer, part, channels, None))
 
 
 def write_flow(
@@ -192,14 +195,15 @@ def write_flow(
         if suffix == ".exr":
             channels = exr.build_vector_channels("forward", fill_invalid_with_nan(values, valid_mask))
             if backward is not None:
-                back = _to_float_array(backward, "backward", tuple(flow.shape))
+                back = _check_and_convert_to_float32_array(backward, "backward", tuple(flow.shape))
                 channels += exr.build_vector_channels(
                     "backward", fill_invalid_with_nan(back, mark_finite_vectors(back))
                 )
             channels += [
-                NamedPlane(name, _to_float_array(p, name, values.shape[1:])) for name, p in (planes or {}).items()
+                NamedPlane(name, _check_and_convert_to_float32_array(p, name, values.shape[1:]))
+                for name, p in (planes or {}).items()
             ]
-            exr.write_compressed_lines(
+            exr.choose_compression_and_write_lines(
                 temporary, exr.pack_channels_checking_range(channels, dtype), compression, Header(window=window)
             )
         else:
@@ -237,19 +241,19 @@ def _get_checked_suffix(path: Path, suffixes: tuple[str, ...], action: str) -> s
 
 
 def _check_and_convert_flow_arrays(flow: Tensor, valid: Tensor | None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    vectors = _to_float_array(flow, "flow", (2, None, None))
+    vectors = _check_and_convert_to_float32_array(flow, "flow", (2, None, None))
     valid_mask = mark_finite_vectors(vectors)
     if valid is not None:
         mask = check_tensor(valid, "valid", vectors.shape[1:], dtypes=(torch.bool,))
-        valid_mask &= check_has_values(mask, "valid").detach().cpu().numpy()
+        valid_mask &= check_not_meta(mask, "valid").detach().cpu().numpy()
     return vectors, valid_mask
 
 
-def _to_float_array(flow: Tensor, name: str, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
+def _check_and_convert_to_float32_array(flow: Tensor, name: str, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
     shape_text = [s if s is not None else n for s, n in zip(shape, ("2", "H", "W")[-len(shape) :], strict=True)]
     vectors = check_tensor(flow, name, shape_text, dtypes=_FLOATS)
     require(0 not in vectors.shape, name, "at least one pixel", flow)
-    return np.ascontiguousarray(check_has_values(vectors, name).detach().to("cpu", torch.float32).numpy())
+    return np.ascontiguousarray(check_not_meta(vectors, name).detach().to("cpu", torch.float32).numpy())
 
 
 def check_flow_window(path: Path, suffix: str, window: FrameWindow | None, size: tuple[int, ...]) -> None:

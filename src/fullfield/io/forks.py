@@ -39,7 +39,7 @@ class _ForkGuard:
                 oiio.attribute(name, value)
             oiio.ImageOutput.create("openexr")  # only now OpenEXR's pool gets its number of threads
         self._has_team = "torch" in sys.modules  # also where the next line fails
-        self._has_team = self._has_team and not _try_stopping_gnu_openmp_threads()
+        self._has_team = self._has_team and not _stop_gnu_openmp_threads_if_possible()
 
     def restore_pools_and_unlock(self) -> None:
         """Restore the number of threads, in the parent after the fork."""
@@ -57,7 +57,7 @@ class _ForkGuard:
             sys.modules["torch"].set_num_threads(1)  # the team of the parent's thread cannot be used again
 
 
-def _try_stopping_gnu_openmp_threads() -> bool:
+def _stop_gnu_openmp_threads_if_possible() -> bool:
     """End the threads that GNU OpenMP keeps for the calling thread; return False where its version cannot.
 
     Without this, a parallel loop of PyTorch in the child waits for ever. Other implementations of OpenMP handle forks

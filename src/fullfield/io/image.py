@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, check_choice, check_has_values, check_path, require
+from fullfield._check import InputError, check_choice, check_not_meta, check_path, require
 from fullfield.io.channels import describe_nonfinite_pixels, find_color_channels, require_uint8_or_uint16_if_integer
-from fullfield.io.files import PathLike, check_display_window_size, write_atomically
+from fullfield.io.files import PathLike, refuse_implausible_display_window, write_atomically
 from fullfield.io.flow_formats import Mask, plain
 from fullfield.io.masks import read_mask
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
@@ -239,11 +239,11 @@ def _read_display_referred_pixels(
 
     frame: Box = resolve_window_to_box(window, part.data_window, part.display_window)
     if not isinstance(window, tuple):
-        check_display_window_size(path, frame[2], frame[3], source.size)
+        refuse_implausible_display_window(path, frame[2], frame[3], source.size)
     shape = (len(color_channels), frame[3], frame[2])
     # Whether the frame lies inside of what is stored, so that nothing of it has to be zero.
     covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
-    opacity = _find_straight_alpha_channel(part, color_channels) if reader.alpha == "apply" else None
+    opacity = _find_unpremultiplied_alpha_channel(part, color_channels) if reader.alpha == "apply" else None
     channels = color_channels if opacity is None else [*color_channels, opacity]
     table = build_half_float_table_if_possible(to_display) if forms == {"half"} and opacity is None else None
     value_type = value_type if table is None else "half"
@@ -316,7 +316,7 @@ def _choose_auto_transfer(file_format: str, spec: Any, value_types: set[str]) ->
     return "srgb"
 
 
-def _find_straight_alpha_channel(part: ImagePart, colour: list[int]) -> int | None:
+def _find_unpremultiplied_alpha_channel(part: ImagePart, colour: list[int]) -> int | None:
     """Return the alpha channel, where the stored colour is not multiplied by it."""
     if not part.spec.get_int_attribute("oiio:UnassociatedAlpha"):
         return None
@@ -375,7 +375,7 @@ def _check_and_convert_to_interleaved(image: Tensor | NDArray[Any]) -> NDArray[A
     require(isinstance(image, (Tensor, np.ndarray)), "image", f"a tensor or array {expected}", image)
     if isinstance(image, Tensor):
         first = True
-        image_ = check_has_values(image, "image").detach().cpu()
+        image_ = check_not_meta(image, "image").detach().cpu()
         pixels = (image_.float() if image_.is_floating_point() else image_).numpy()
     else:
         first, pixels = False, image

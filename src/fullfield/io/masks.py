@@ -49,19 +49,19 @@ def read_mask(
         return _read_mask_channel(source, list(source.iterate_parts()), mask, box)
     path = Path(name)
     if path.suffix.lower() in ARRAY_SUFFIXES:
-        return _crop_mask_to_box(path, read_mask_array(path, channel)[None], box, display_window)
+        return _crop_or_extend_mask_to_box(path, read_mask_array(path, channel)[None], box, display_window)
     if detect_format_and_size(path)[0] == "pfm":
-        return _crop_mask_to_box(path, read_pfm_planes(path), box, display_window)
+        return _crop_or_extend_mask_to_box(path, read_pfm_planes(path), box, display_window)
     with open_source(path) as file:
         parts = list(file.iterate_parts())
         if file.kind == "openexr":
             if parts and parts[0].display_window != display_window:
-                raise _build_size_error(path, parts[0].display_window[2:], display_window)
+                raise _build_mask_size_error(path, parts[0].display_window[2:], display_window)
             return _read_mask_channel(file, parts, channel, box)
         part = file.get_first_part()
         planes = file.read_planes(part, _choose_default_mask_channels(part) or [0], part.data_window)
         planes = rotate_upright(planes, part.spec.get_int_attribute("Orientation", 1))
-        return _crop_mask_to_box(path, planes, box, display_window)
+        return _crop_or_extend_mask_to_box(path, planes, box, display_window)
 
 
 def read_mask_array(path: Path, name: str | None = None) -> Mask:
@@ -116,11 +116,11 @@ def _choose_default_mask_channels(part: ImagePart) -> list[int]:
     return [channels[name] for name in names]
 
 
-def _crop_mask_to_box(path: Path, planes: NDArray[Any], box: Box, display_window: Box) -> Mask:
+def _crop_or_extend_mask_to_box(path: Path, planes: NDArray[Any], box: Box, display_window: Box) -> Mask:
     """Return a mask that covers the display window on a box."""
     height, width = planes.shape[-2:]
     if (width, height) != display_window[2:]:
-        raise _build_size_error(path, (width, height), display_window)
+        raise _build_mask_size_error(path, (width, height), display_window)
     mask = _mark_nonblack(planes)
     result = np.zeros((box[3], box[2]), np.bool_)
     left, top = box[0] - display_window[0], box[1] - display_window[1]
@@ -134,7 +134,7 @@ def _mark_nonblack(planes: NDArray[Any]) -> Mask:
     return np.asarray((planes > 0).any(axis=0))
 
 
-def _build_size_error(path: Path, size: tuple[int, ...], display_window: Box) -> InputError:
+def _build_mask_size_error(path: Path, size: tuple[int, ...], display_window: Box) -> InputError:
     return InputError(
         f"mask: {path}: expected the frame's size, {display_window[2]}x{display_window[3]}, got {size[0]}x{size[1]}"
     )

@@ -22,10 +22,10 @@ from fullfield._check import InputError, check_path
 from fullfield._switch import SharedSwitch
 from fullfield.io.files import (
     PathLike,
-    check_display_window_size,
-    check_inflated_size,
-    check_pixel_count,
     join_to_one_line,
+    refuse_implausible_display_window,
+    refuse_implausible_inflated_size,
+    refuse_implausible_pixel_count,
     require_nonempty_file,
 )
 from fullfield.io.forks import ALONE, stop_thread_pools_at_forks
@@ -182,7 +182,7 @@ class ImageSource:
             # A damaged code stream makes its decoder allocate gigabytes.
             raise InputError(f"{self.path}: HTJ2K compression is not supported; convert the file to ZIP or DWAA")
         per_byte = _PIXELS_PER_BYTE.get(self.kind, _PIXELS_PER_BYTE_UNPACKED)
-        check_pixel_count(self.path, spec.width, spec.height, self.size, per_byte)
+        refuse_implausible_pixel_count(self.path, spec.width, spec.height, self.size, per_byte)
         step = max(1, (_BAND_PIXELS_ALONE if one_thread_a_file.is_on else _BAND_PIXELS) // spec.width)
         block = _BLOCKS.get(spec.get_string_attribute("compression"), _BLOCK) if self.kind == "openexr" else 1
         unit = max(spec.tile_height, block)
@@ -190,7 +190,7 @@ class ImageSource:
         start = spec.y + (row_range[0] - spec.y) // unit * unit
         for top in range(start, row_range[1], step):
             bottom = min(top + step, spec.y + spec.height)
-            band = self._read_rows(part, channels, (top, bottom), value_type)
+            band = self._read_channel_rows(part, channels, (top, bottom), value_type)
             skip = max(row_range[0] - top, 0)
             yield top + skip, band[skip : row_range[1] - top]
 
@@ -210,24 +210,26 @@ class ImageSource:
 
     def read_planes(self, part: ImagePart, channels: Sequence[int], box: Box) -> NDArray[np.float32]:
         """Return channels ``[C, height, width]`` on a box, 0 outside the data window."""
-        check_display_window_size(self.path, box[2], box[3], self.size)
+        refuse_implausible_display_window(self.path, box[2], box[3], self.size)
         planes = np.zeros((len(channels), box[3], box[2]), np.float32)
         for (rows, columns), pixels in self.iterate_pixels_in_box(part, channels, box, "float"):
             planes[:, rows, columns] = pixels.transpose(2, 0, 1)
         return planes
 
-    def _read_rows(
+    def _read_channel_rows(
         self, part: ImagePart, channels: Sequence[int], row_range: tuple[int, int], value_type: str
     ) -> NDArray[Any]:
         first, last = min(channels), max(channels) + 1
         if last - first <= 2 * len(channels) + 2:
-            block = self._read_lines(part, row_range, first, last, value_type)
+            block = self._read_row_block_in_channel_range(part, row_range, first, last, value_type)
             if channels == list(range(first, last)):
                 return block
             return block[..., [c - first for c in channels]]
-        return np.concatenate([self._read_lines(part, row_range, c, c + 1, value_type) for c in channels], axis=-1)
+        return np.concatenate(
+            [self._read_row_block_in_channel_range(part, row_range, c, c + 1, value_type) for c in channels], axis=-1
+        )
 
-    def _read_lines(
+    def _read_row_block_in_channel_range(
         self, part: ImagePart, row_range: tuple[int, int], first: int, last: int, value_type: str
     ) -> NDArray[Any]:
         spec = part.spec
@@ -247,7 +249,7 @@ class ImageSource:
     def read_last_row_of_first_channel(self, part: ImagePart) -> NDArray[Any]:
         """Return the first channel of the last row; only the rows packed with it are decoded."""
         last = part.spec.y + part.spec.height
-        return self._read_lines(part, (last - 1, last), 0, 1, "float")
+        return self._read_row_block_in_channel_range(part, (last - 1, last), 0, 1, "float")
 
     def pop_errors(self) -> str:
         """Return OpenImageIO's pending messages on one line, without the harmless ones."""
@@ -337,9 +339,11 @@ def check_png_is_complete(path: Path) -> None:
     if not header:
         raise InputError(f"{path}: corrupt PNG file: it has no IHDR chunk")
     width, height, bits, colour = struct.unpack(">IIBB", header[:10])
-    check_pixel_count(path, width, height, size, _PIXELS_PER_BYTE["png"])
+    refuse_implausible_pixel_count(path, width, height, size, _PIXELS_PER_BYTE["png"])
     samples = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(colour, 1)
-    check_inflated_size(path, f"its header ({width} × {height})", width * height * samples * bits // 8, data + 8)
+    refuse_implausible_inflated_size(
+        path, f"its header ({width} × {height})", width * height * samples * bits // 8, data + 8
+    )
 
 
 def _read_png_chunk_start_and_checksum(file: BinaryIO, length: int, checksum: int) -> tuple[bytes, int]:

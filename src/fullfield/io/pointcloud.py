@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._check import InputError, check_has_values, check_path, describe_value
+from fullfield._check import InputError, check_not_meta, check_path, describe_value
 from fullfield.io.arrays import open_npz, read_npy, read_npz_array, read_npz_shape, write_npy
 from fullfield.io.files import (
     PathLike,
@@ -25,7 +25,7 @@ from fullfield.io.files import (
     write_atomically,
 )
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
-from fullfield.io.point_formats import PointCloud, convert_colors_to_uint8, convert_to_float_coordinates, las, pcd, ply
+from fullfield.io.point_formats import PointCloud, convert_to_float_coordinates, las, pcd, ply, scale_colors_to_uint8
 
 _FINE_ENOUGH = 1e4  # float32 steps below this are under a thousandth
 
@@ -85,7 +85,7 @@ def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor)
 
 def _convert_fields_to_arrays(cloud: PointCloud) -> PointCloud:
     """Return the cloud with arrays throughout, each of the right length."""
-    points = build_cloud_from_array(_to_array(cloud.points, "cloud.points"), "cloud.points")
+    points = build_cloud_from_array(_convert_to_array(cloud.points, "cloud.points"), "cloud.points")
     if points.attributes:
         raise InputError(f"cloud.points: expected [N, 3], got {list(cloud.points.shape)}")
     colors, normals = (
@@ -94,7 +94,7 @@ def _convert_fields_to_arrays(cloud: PointCloud) -> PointCloud:
     attributes = {}
     for key, values_ in cloud.attributes.items():
         name = f"cloud.attributes[{key!r}]"
-        values = attributes[key] = _to_array(values_, name)
+        values = attributes[key] = _convert_to_array(values_, name)
         is_valid = values.shape == (len(points),) and values.dtype.kind in "fiub"
         _check.require(is_valid, name, f"real numbers [{len(points)}]", values)
     return PointCloud(points.points, colors, normals, attributes)
@@ -114,18 +114,18 @@ def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
     if isinstance(value, (str, os.PathLike)):
         return read_point_cloud(value)
     if hasattr(value, "points"):
-        points = build_cloud_from_array(_to_array(value.points, f"{name}.points"), f"{name}.points")
+        points = build_cloud_from_array(_convert_to_array(value.points, f"{name}.points"), f"{name}.points")
         colors, normals = (
             _check_and_get_colors_or_normals(value, field, len(points), name) for field in ("colors", "normals")
         )
         return PointCloud(points.points, colors, normals, points.attributes)
-    return build_cloud_from_array(_to_array(value, name), name)
+    return build_cloud_from_array(_convert_to_array(value, name), name)
 
 
-def _to_array(value: Any, name: str) -> NDArray[Any]:
+def _convert_to_array(value: Any, name: str) -> NDArray[Any]:
     """Return ``value`` as a NumPy array."""
     if hasattr(value, "detach"):
-        value = check_has_values(value, name).detach().cpu()
+        value = check_not_meta(value, name).detach().cpu()
     try:
         return np.asarray(value)
     except (TypeError, ValueError):
@@ -135,7 +135,7 @@ def _to_array(value: Any, name: str) -> NDArray[Any]:
 def _check_and_get_colors_or_normals(value: Any, field: str, point_count: int, name: str) -> NDArray[Any] | None:
     """Return the colours or normals of a cloud-like object as an array [count, 3]; None where it has none."""
     values = getattr(value, field, None)
-    array = None if values is None else _to_array(values, f"{name}.{field}")
+    array = None if values is None else _convert_to_array(values, f"{name}.{field}")
     if array is None or not len(array):
         return None
     if array.shape != (point_count, 3):
@@ -168,7 +168,7 @@ def merge_clouds_and_list_dropped_fields(clouds: Sequence[PointCloud]) -> tuple[
     common = [name for name in names if all(own.get(name) is not None for own in fields)]
     columns = {name: [own[name] for own in fields] for name in common}
     if len({str(colors.dtype) for colors in columns.get("colors", [])}) > 1:
-        columns["colors"] = [convert_colors_to_uint8(colors) for colors in columns["colors"]]
+        columns["colors"] = [scale_colors_to_uint8(colors) for colors in columns["colors"]]
     joined = {name: np.concatenate(values) for name, values in columns.items()}
     triples = {name: joined.pop(name, None) for name in _TRIPLES}
     points = np.concatenate([cloud.points.astype(np.float64) for cloud in clouds])
@@ -239,14 +239,14 @@ def read_bin_cloud(path: Path, columns: int | None = None) -> PointCloud:
         kind = f"{columns} float32, {4 * columns} bytes" if columns else "float32, 4 bytes each"
         raise InputError(f"{path}: expected rows of {kind}; {size} bytes are no multiple of that")
     values = np.fromfile(path, "<f4")
-    count = columns or _guess_column_count(path, values)
+    count = columns or _infer_column_count_or_raise(path, values)
     rows = values.reshape(-1, count)
     names = _BIN_COLUMNS.get(count, tuple(f"column_{i}" for i in range(3, count)))
     extra = {name: np.ascontiguousarray(rows[:, 3 + i]) for i, name in enumerate(names)}
     return PointCloud(convert_to_float_coordinates(rows[:, :3]), attributes=extra)
 
 
-def _guess_column_count(path: Path, values: NDArray[np.float32]) -> int:
+def _infer_column_count_or_raise(path: Path, values: NDArray[np.float32]) -> int:
     """Return the number of values of a point that fits the numbers of a ``.bin``; InputError in doubt."""
     possible = [count for count in _GUESSED_COLUMNS if len(values) % count == 0]
     plausible = [count for count in possible if _has_plausible_columns(values.reshape(-1, count))]

@@ -43,7 +43,7 @@ def choose_inplace_curve_if_needed(transfer: str, auto_transfer: str) -> Curve |
     if name == "linear":
         return encode_srgb_inplace
     if name == "cineon":
-        return _convert_cineon_to_srgb_inplace
+        return _convert_cineon_log_to_srgb_inplace
     if name in OCIO_TRANSFERS:
         return _build_ocio_curve(OCIO_TRANSFERS[name], OCIO_CONFIG)
     return _build_ocio_curve(name, os.environ.get("OCIO") or OCIO_CONFIG)
@@ -56,7 +56,7 @@ def build_half_float_table_if_possible(curve: Curve | None) -> Planes | None:
     NaN for those that are not finite. None for a curve of OpenColorIO, because it mixes channels. A lookup takes a
     tenth of the time.
     """
-    if curve not in (None, encode_srgb_inplace, _convert_cineon_to_srgb_inplace):
+    if curve not in (None, encode_srgb_inplace, _convert_cineon_log_to_srgb_inplace):
         return None
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     values = halves.astype(np.float32)
@@ -93,7 +93,7 @@ def decode_srgb_inplace(values: Planes) -> None:
     values[toe] = low
 
 
-def _convert_cineon_to_srgb_inplace(planes: Planes) -> None:
+def _convert_cineon_log_to_srgb_inplace(planes: Planes) -> None:
     """Kodak's printing density: code 95 of 1023 is black, 685 white, 0.002 density a code, gamma 0.6."""
     per_code = 0.002 / 0.6
     black = 10.0 ** ((95 - 685) * per_code)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, check_choice, check_has_values, check_path, check_tensor, require
+from fullfield._check import InputError, check_choice, check_not_meta, check_path, check_tensor, require
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow import Axis, Encoding, Precision, check_flow_window, read_flow, read_flow_optionally_masked
 from fullfield.io.flow_formats import Y_NOTE, exr, fill_invalid_with_nan, mark_finite_vectors
@@ -82,7 +82,7 @@ def write_flow_layers(
         check_choice(name, "layers", (*DIRECTIONS, *PLANES, VALID))
         expected: Sequence[int | str] = ("H", "W") if size is None else size
         check_tensor(layer, name, (2, *expected) if name in DIRECTIONS else expected)
-        values[name] = check_has_values(layer, name).detach().to("cpu", torch.float32).numpy()
+        values[name] = check_not_meta(layer, name).detach().to("cpu", torch.float32).numpy()
         size = values[name].shape[-2:]
     require(size is not None and 0 not in size, "layers", "at least one pixel", "none")
     header = Header({Y_NOTE: y, **(notes or {})}, window, metadata)
@@ -149,7 +149,7 @@ def write_scanlines_atomically(path: PathLike, lines: Scanlines, compression: st
     check_flow_window(where, ".exr", header.window, (planes.shape[0], planes.shape[2]))
     check_name_is_utf8(where)
     with write_atomically(where) as temporary:
-        exr.write_compressed_lines(temporary, lines, compression, header)
+        exr.choose_compression_and_write_lines(temporary, lines, compression, header)
 
 
 @dataclass(frozen=True)

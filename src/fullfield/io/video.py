@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, SetupError, check_choice, check_path
-from fullfield.io.files import PathLike, check_pixel_count, describe_error, require_nonempty_file, write_atomically
+from fullfield.io.files import (
+    PathLike,
+    describe_error,
+    refuse_implausible_pixel_count,
+    require_nonempty_file,
+    write_atomically,
+)
 from fullfield.io.names import CAMERA, VIDEO_CODECS
 
 # Of the time stamps of written frames: divisible by the usual rates, and fine enough for any other.
@@ -137,12 +143,12 @@ class _DecodedFrame:
         self.time = seconds
 
     def read_luma(self) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self._to_array("gray")))[None]
+        return torch.from_numpy(np.ascontiguousarray(self._convert_to_upright_array("gray")))[None]
 
     def read_rgb(self) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self._to_array("rgb24"))).permute(2, 0, 1)
+        return torch.from_numpy(np.ascontiguousarray(self._convert_to_upright_array("rgb24"))).permute(2, 0, 1)
 
-    def _to_array(self, pixel_format: str) -> NDArray[Any]:
+    def _convert_to_upright_array(self, pixel_format: str) -> NDArray[Any]:
         av = importlib.import_module("av")
         try:
             pixels: NDArray[Any] = self._frame.to_ndarray(format=pixel_format)
@@ -157,7 +163,7 @@ class _DecodedFrame:
         if self._frame.is_corrupt:
             raise InputError(f"{self._name}: is damaged")
         deep = any(component.bits > 8 for component in self._frame.format.components)
-        pixels = self._to_array("rgb48le" if deep else "rgb24")
+        pixels = self._convert_to_upright_array("rgb48le" if deep else "rgb24")
         planes = np.ascontiguousarray(pixels.transpose(2, 0, 1), np.float32)
         return torch.from_numpy(planes).div_(65535.0 if deep else 255.0)
 
@@ -185,12 +191,12 @@ class FileSource:
                 f"{self._path}: expected a video, and PyAV cannot read it ({_strip_ffmpeg_message(error)})"
             ) from error
         try:
-            self._read_stream_properties()
+            self._open_video_stream_and_read_properties()
         except BaseException:
             self._container.close()
             raise
 
-    def _read_stream_properties(self) -> None:
+    def _open_video_stream_and_read_properties(self) -> None:
         if not self._container.streams.video:
             raise InputError(f"{self._path}: expected a video, and there is no picture in it")
         self._stream = self._container.streams.video[0]
@@ -201,7 +207,9 @@ class FileSource:
         if self.width < 1 or self.height < 1:
             raise InputError(f"{self._path}: expected a video, and its pictures are {self.width}×{self.height}")
         if not self.is_live:
-            check_pixel_count(Path(self._path), self.width, self.height, self._bytes, _PIXELS_PER_BYTE, _PIXELS_ALWAYS)
+            refuse_implausible_pixel_count(
+                Path(self._path), self.width, self.height, self._bytes, _PIXELS_PER_BYTE, _PIXELS_ALWAYS
+            )
         # Codecs round sizes up.
         max_pixels = max(_PIXELS_LATER, (self.width + 256) * (self.height + 256))
         self._stream.codec_context.options = {"max_pixels": str(max_pixels)}
@@ -473,7 +481,7 @@ class VideoWriter:
     def close(self) -> None:
         """Write what the encoder holds, and give the file its name if it has a picture."""
         if self._last < 0:
-            self._discard_file(_NoPictureWrittenError())
+            self._close_and_discard_file(_NoPictureWrittenError())
             return
         with self._stack:
             self._container.mux(self._stream.encode(None))
@@ -486,9 +494,9 @@ class VideoWriter:
         if error is None:
             self.close()
         else:
-            self._discard_file(error)
+            self._close_and_discard_file(error)
 
-    def _discard_file(self, error: BaseException) -> None:
+    def _close_and_discard_file(self, error: BaseException) -> None:
         with suppress(self._av.error.FFmpegError, OSError):
             self._container.close()
         self._stack.__exit__(type(error), error, error.__traceback__)

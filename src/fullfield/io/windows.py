@@ -42,8 +42,8 @@ def merge_frame_windows(windows: Mapping[str, FrameWindow]) -> FrameWindow:
     for path, other in others:
         if other.display != first.display:
             raise InputError(
-                f"{path}: its display window is {_describe_box(other.display)}, but that of {first_path} is "
-                f"{_describe_box(first.display)}; --window data needs the same one"
+                f"{path}: its display window is {_format_box(other.display)}, but that of {first_path} is "
+                f"{_format_box(first.display)}; --window data needs the same one"
             )
         if not other.overlaps(first):  # which also bounds what the union can claim
             raise InputError(f"{path}: its data window has no pixel in common with that of {first_path}")
@@ -51,7 +51,7 @@ def merge_frame_windows(windows: Mapping[str, FrameWindow]) -> FrameWindow:
     return union
 
 
-def _describe_box(box: Box) -> str:
+def _format_box(box: Box) -> str:
     x, y, width, height = box
     return f"{width}x{height} at ({x}, {y})"
 

@@ -79,7 +79,7 @@ class FlowMetrics:
         """
         batched = isinstance(pred, Tensor) and pred.ndim == 4
         if not batched:
-            images = [self._measure_image(pred, truth, valid, occluded)]
+            images = [self._compute_class_counts_and_sums(pred, truth, valid, occluded)]
         else:
             others = {"truth": truth, "valid": valid, "occluded": occluded}
             for name, value in others.items():
@@ -88,7 +88,7 @@ class FlowMetrics:
             images = []
             for i in range(len(pred)):
                 masks = [None if mask is None else mask[i] for mask in (valid, occluded)]
-                images.append(self._measure_image(pred[i], truth[i], *masks))
+                images.append(self._compute_class_counts_and_sums(pred[i], truth[i], *masks))
         for counts, sums in images:
             self._add_image(counts, sums)
 
@@ -149,7 +149,7 @@ class FlowMetrics:
             ) from error
         return result
 
-    def _measure_image(
+    def _compute_class_counts_and_sums(
         self, pred: Tensor, truth: Tensor, valid: Tensor | None, occluded: Tensor | None
     ) -> tuple[list[float], list[list[float]]]:
         """Return the number of pixels of each class, and the sum of each measure over them."""

@@ -34,7 +34,7 @@ class Comparison(NamedTuple):
 
 def check_flow_pair(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
     """Refuse shapes, types and devices that do not go together (one image)."""
-    _check.check_has_values(_check.check_tensor(pred, "pred", (2, "H", "W"), dtypes=_FLOATS), "pred")
+    _check.check_not_meta(_check.check_tensor(pred, "pred", (2, "H", "W"), dtypes=_FLOATS), "pred")
     height, width = pred.shape[-2:]
     four = isinstance(truth, Tensor) and truth.ndim == 4
     shape = (4, 2, height, width) if four else (2, height, width)
@@ -61,8 +61,8 @@ def compare_rows(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice)
 
     With four true values the error and the angle are each the least over the four.
     """
-    u, v = _to_float64(pred[:, rows])
-    values = _to_float64(truth[..., rows, :])
+    u, v = _convert_to_float64_on_supporting_device(pred[:, rows])
+    values = _convert_to_float64_on_supporting_device(truth[..., rows, :])
     candidates = values if values.ndim == 4 else values[None]
     scored = (candidates.abs() <= UNKNOWN_BEYOND).all(1).all(0)
     if valid is not None:
@@ -165,7 +165,7 @@ def _compute_error_map(pred: Tensor, truth: Tensor, valid: Tensor | None, field:
     return result
 
 
-def _to_float64(values: Tensor) -> Tensor:
+def _convert_to_float64_on_supporting_device(values: Tensor) -> Tensor:
     return values.to(device=_choose_float64_device(values.device), dtype=torch.float64).contiguous()
 
 

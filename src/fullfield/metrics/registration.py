@@ -18,7 +18,7 @@ def _check_and_convert_poses(pred: Tensor, truth: Tensor) -> tuple[Tensor, Tenso
     for pose, name in ((pred, "pred"), (truth, "truth")):
         is_valid = isinstance(pose, Tensor) and pose.shape[-2:] == (4, 4) and pose.dtype in _FLOATS
         _check.require(is_valid, name, "a float tensor [..., 4, 4]", pose)
-        _check.check_has_values(pose, name)
+        _check.check_not_meta(pose, name)
     _check.require(truth.device == pred.device, "truth", f"device {pred.device}", truth)
     return pred.double(), truth.double()
 
@@ -26,7 +26,7 @@ def _check_and_convert_poses(pred: Tensor, truth: Tensor) -> tuple[Tensor, Tenso
 def _check_points(
     points: Tensor, name: str, shape: tuple[int | str, ...], device: torch.device | None = None
 ) -> Tensor:
-    return _check.check_has_values(_check.check_tensor(points, name, shape, dtypes=_FLOATS, device=device), name)
+    return _check.check_not_meta(_check.check_tensor(points, name, shape, dtypes=_FLOATS, device=device), name)
 
 
 def relative_rotation_error(pred: Tensor, truth: Tensor) -> Tensor:

@@ -172,7 +172,7 @@ def select_more_confident_flow(own: FlowWithLogScale, enlarged: FlowWithLogScale
     other = resample_flow(enlarged.flow, height, width)
     correction = (other - own.flow).norm(dim=1, keepdim=True)
     better = (expected < own.log_scale) & (correction <= MAX_CORRECTION_PX)
-    flow = _keep_nan(torch.where(better, other, own.flow), other, own.flow)
+    flow = _set_nan_where_either_is_nan(torch.where(better, other, own.flow), other, own.flow)
     return FlowWithLogScale(flow, torch.where(better, expected, own.log_scale))
 
 
@@ -189,11 +189,11 @@ def average_consistent_flows(first: FlowWithLogScale, second: FlowWithLogScale) 
     limit = (_CONSISTENT_ERRORS * log_scale.exp()).clamp(min=_CONSISTENT_PX)
     agrees = difference.norm(dim=1, keepdim=True) <= limit
     other_share = torch.sigmoid(-2 * (first.log_scale - second.log_scale).abs())
-    flow = _keep_nan(torch.where(agrees, best + other_share * difference, best), best, other)
+    flow = _set_nan_where_either_is_nan(torch.where(agrees, best + other_share * difference, best), best, other)
     return FlowWithLogScale(flow, log_scale)
 
 
-def _keep_nan(flow: Tensor, first: Tensor, second: Tensor) -> Tensor:
+def _set_nan_where_either_is_nan(flow: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Return a flow made of two with NaN where either has it: an overflow in half precision must stay visible."""
     return flow.masked_fill((first + second).isnan(), math.nan)
 

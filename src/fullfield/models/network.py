@@ -144,12 +144,12 @@ class FlowNetwork(nn.Module):
     ) -> tuple[int, framing.Padding, Tensor | None]:
         """Return the number of updates, the padding, and the initial flow in cells."""
         _, height, width = framing.check_frames_and_get_size(frame1, frame2, self.fnet.conv1.weight.device)
-        count = self._get_update_count(updates)
+        count = self._resolve_update_count(updates)
         _check.check_number(count, "updates", integer=True, low=min_updates)
         padding = framing.choose_padding(height, width, self.config.padding)
         return count, padding, framing.resample_initial_flow_to_cells(initial_flow, frame1, padding)
 
-    def _get_update_count(self, updates: int | None) -> int:
+    def _resolve_update_count(self, updates: int | None) -> int:
         return self.config.updates if updates is None else updates
 
     def get_max_updates(self, updates: int | None) -> int:
@@ -160,7 +160,7 @@ class FlowNetwork(nn.Module):
         """
         config = self.config
         if updates is not None or config.max_updates is None or config.updates == 0:
-            return self._get_update_count(updates)
+            return self._resolve_update_count(updates)
         on_gpu = self.fnet.conv1.weight.is_cuda
         recorded = on_gpu and torch.cuda.is_current_stream_capturing()
         traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]

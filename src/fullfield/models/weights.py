@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._kernels.cache_folder import list_candidate_cache_folders, try_create_private_folder
+from fullfield._kernels.cache_folder import iterate_candidate_cache_folders, try_create_private_folder
 from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract_zip_member
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
@@ -320,7 +320,7 @@ def can_fetch_weights(name: str) -> bool:
 def _find_cached_file(file: str) -> Path | None:
     """Return the path of ``file``; another user's is used only in the folder that ``FULLFIELD_CACHE_DIR`` names."""
     named = os.environ.get("FULLFIELD_CACHE_DIR")
-    for parent in list_candidate_cache_folders():
+    for parent in iterate_candidate_cache_folders():
         path = parent / "weights" / file
         if path.is_file() and ((named and parent == Path(named)) or _is_owned_by_this_user(path)):
             return path
@@ -333,7 +333,7 @@ def _is_owned_by_this_user(path: Path) -> bool:
 
 def create_weights_folder() -> Path:
     """Return the folder for new files, created if necessary; OSError if none can be written."""
-    tried = [parent / "weights" for parent in list_candidate_cache_folders()]
+    tried = [parent / "weights" for parent in iterate_candidate_cache_folders()]
     for folder in tried:
         if try_create_private_folder(folder):
             return folder
@@ -382,7 +382,7 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
 
 def format_copy_instructions(entry: WeightsEntry) -> str:
     """Return how a user of an installed package gets weights that only the repository holds."""
-    folder = next(list_candidate_cache_folders(), Path("$FULLFIELD_CACHE_DIR")) / "weights"
+    folder = next(iterate_candidate_cache_folders(), Path("$FULLFIELD_CACHE_DIR")) / "weights"
     return f"copy weights/{entry.file} from fullfield's source to {folder}"
 
 

@@ -39,7 +39,7 @@ class Describer:
         self._on = dict[torch.device, Tensor]()
         self._edges = [*edges, *(math.tan(math.pi * (k / BINS - 0.5)) for k in range(1, BINS))]
 
-    def _launch(self, name: str, like: Tensor, params: Any) -> None:
+    def _launch_kernel(self, name: str, like: Tensor, params: Any) -> None:
         kernels = _launching.load_kernels(
             LIBRARIES, build_descriptor_source(self._inputs, self._kernel), like.get_device()
         )
@@ -58,10 +58,10 @@ class Describer:
         p.fine, p.queries, p.rows, p.indices = map(get_address, (fine, queries, *neighbors))
         p.upright, p.features = normals.data_ptr(), features.data_ptr()
         p.count, p.near, p.reach = len(queries), radius**2, radius
-        self._launch("local_shapes", fine, p)
+        self._launch_kernel("local_shapes", fine, p)
         return features
 
-    def bin_neighbors_into_cells(
+    def bin_neighbors_and_write_fpfh(
         self, points: Tensor, normals: Tensor, neighbors: Neighbors, bits: int, features: Tensor | None = None
     ) -> tuple[Tensor, Triplets]:
         """Return the number of neighbours in each cell [N, cells], and the triplets; write FPFH into ``features``."""
@@ -77,9 +77,9 @@ class Describer:
             get_address, (self._on[points.device], own, neighbors_per_cell, entries, features)
         )
         p.count, p.bits = count, bits
-        self._launch("look_at_pairs", points, p)
+        self._launch_kernel("look_at_pairs", points, p)
         if features is not None:
-            self._launch("weigh_histograms", points, p)
+            self._launch_kernel("weigh_histograms", points, p)
         rows = neighbors.offsets - torch.arange(count + 1, device=points.device)
         return neighbors_per_cell, Triplets(rows, entries, points.new_empty(0, dtype=torch.uint8))
 
@@ -94,5 +94,5 @@ class Describer:
             get_address, (features, neighbors_per_cell, triplets.rows, triplets.entries)
         )
         p.known, p.count, p.bits = properties.data_ptr(), count, bits
-        self._launch("known_properties", features, p)
+        self._launch_kernel("known_properties", features, p)
         return properties

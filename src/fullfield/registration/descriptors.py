@@ -29,7 +29,7 @@ _FINENESS, _MAX_CELLS = 4, 10_000_000  # of around: cells within its reach, and 
 
 def find_nearest(points: Floats, queries: Floats, k: int = 1) -> tuple[Floats, Ints]:
     """Return distances and indices [M, k] of the nearest points; there must be at least ``k``."""
-    neighbors = knn_search(_to_tensor(points), k, _to_tensor(queries))
+    neighbors = knn_search(_convert_to_contiguous_tensor(points), k, _convert_to_contiguous_tensor(queries))
     indices = neighbors.indices.numpy().astype(np.int64).reshape(len(queries), k)
     return np.linalg.norm(points[indices] - queries[:, None], axis=2), indices
 
@@ -39,7 +39,7 @@ def find_nearest_within(points: Floats, queries: Floats, radius: float) -> tuple
 
     For a radius with few points, queries that are far from all of them cost next to nothing.
     """
-    neighbors = radius_search(_to_tensor(points), radius, _to_tensor(queries))
+    neighbors = radius_search(_convert_to_contiguous_tensor(points), radius, _convert_to_contiguous_tensor(queries))
     rows, indices = neighbors.offsets.numpy(), neighbors.indices.numpy()
     counts = np.diff(rows)
     some, query = counts > 0, np.repeat(np.arange(len(queries)), counts)
@@ -78,7 +78,7 @@ def is_close_to_any(points: Floats, queries: Floats, radius: float) -> NDArray[n
     return is_filled
 
 
-def _to_tensor(points: Floats) -> torch.Tensor:
+def _convert_to_contiguous_tensor(points: Floats) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(points))
 
 
@@ -101,18 +101,20 @@ def compute_normals_and_shapes(
     """
     kernel = kernels().compute_local_surfaces
     cloud, centres = np.ascontiguousarray(points), np.ascontiguousarray(queries)
-    neighbors = radius_search(_to_tensor(cloud), radius, _to_tensor(centres), sort_indices=False)
+    neighbors = radius_search(
+        _convert_to_contiguous_tensor(cloud), radius, _convert_to_contiguous_tensor(centres), sort_indices=False
+    )
     pairs = neighbors.offsets.numpy(), neighbors.indices.numpy()
     normals, shapes = np.empty((len(centres), 3)), np.empty((0 if shape_radius is None else len(centres), 4))
     limit = float(radius if shape_radius is None else shape_radius)
-    run_in_parallel(len(centres), lambda a, b: kernel(cloud, centres, *pairs, limit, normals, shapes, a, b))
+    run_on_all_threads(len(centres), lambda a, b: kernel(cloud, centres, *pairs, limit, normals, shapes, a, b))
     return normals, shapes
 
 
 kernels = KernelModule(f"{__package__}._cpu_kernels", "descriptor kernels")
 
 
-def run_in_parallel(item_count: int, task: Any) -> None:
+def run_on_all_threads(item_count: int, task: Any) -> None:
     """Run ``task(first row, last row)`` on all threads."""
     run_task_on_ranges(item_count, _GRAIN, torch.get_num_threads(), task)
 
@@ -125,12 +127,16 @@ def compute_fpfh_histograms(
     Each 11 sum to 1, or to 0 where there is no neighbour. ``neighbors`` has the points within ``radius``, if known.
     """
     compiled = kernels()
-    neighbors = radius_search(_to_tensor(points), radius, sort_indices=False) if neighbors is None else neighbors
+    neighbors = (
+        radius_search(_convert_to_contiguous_tensor(points), radius, sort_indices=False)
+        if neighbors is None
+        else neighbors
+    )
     pairs = neighbors.offsets.numpy(), neighbors.indices.numpy()
     surface = join_points_and_normals(points, normals)
     own, averaged = (np.zeros((len(points), width), np.float32) for width in (compiled.ROW, 3 * BINS))
-    run_in_parallel(len(points), lambda a, b: compiled.compute_pair_histograms(surface, *pairs, own, a, b))
-    run_in_parallel(len(points), lambda a, b: compiled.sum_weighted_histograms(surface, *pairs, own, averaged, a, b))
+    run_on_all_threads(len(points), lambda a, b: compiled.compute_pair_histograms(surface, *pairs, own, a, b))
+    run_on_all_threads(len(points), lambda a, b: compiled.sum_weighted_histograms(surface, *pairs, own, averaged, a, b))
     return averaged.astype(np.float64)
 
 

@@ -85,7 +85,7 @@ def combine_registrations(
     while True:
         poses = _fit_group_poses(corners, edges)
         residuals = {
-            pair: _compute_residual(corners, poses, pair, registration) / registration.voxel
+            pair: _compute_registration_residual(corners, poses, pair, registration) / registration.voxel
             for pair, registration in edges.items()
         }
         off = {pair: value for pair, value in residuals.items() if not math.isnan(value)}  # NaN: not tied to cloud 0
@@ -96,7 +96,7 @@ def combine_registrations(
         pair = min(candidates, key=lambda pair: edges[pair].confidence)
         dropped[pair] = edges.pop(pair)
     results = {
-        pair: PairResult(*pair, registration, _compute_residual(corners, poses, pair, registration))
+        pair: PairResult(*pair, registration, _compute_registration_residual(corners, poses, pair, registration))
         for pair, registration in registrations.items()
     }
     return GroupRegistration(tuple(poses), tuple(results.values()), tuple(results[pair] for pair in dropped))
@@ -109,7 +109,7 @@ def _compute_core_box_corners(points: Floats) -> Floats:
     return np.asarray(grid.reshape(8, 3), np.float64)
 
 
-def _compute_residual(
+def _compute_registration_residual(
     corners: Sequence[Floats], poses: Sequence[Floats | None], pair: tuple[int, int], registration: Registration
 ) -> float:
     source, target = (poses[number] for number in pair)

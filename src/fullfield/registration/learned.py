@@ -156,7 +156,7 @@ def prepare_levels_on_device(fine_points: Tensor, rows: Tensor, resolution_count
         )
         outward = torch.empty_like(coordinates)
         features = DESCRIBER.compute_shapes(fine_points, points, normal_neighbors, SHAPE_RADIUS, outward)
-        neighbors_per_cell, triplets = DESCRIBER.bin_neighbors_into_cells(
+        neighbors_per_cell, triplets = DESCRIBER.bin_neighbors_and_write_fpfh(
             coordinates, outward, feature_neighbors, BITS, features
         )
         geometry = geometry_from_sorted_triplets(coordinates, queries.offsets, triplets, KERNEL, gradient=False)
@@ -221,7 +221,7 @@ class LearnedDescriptor:
         """
         target_device = _check.check_device(device)
         state, name = read_state_dict(path)
-        stored = _read_header(Path(path)).get(_NAME)
+        stored = _read_safetensors_header_if_any(Path(path)).get(_NAME)
         if stored is None:
             looks = recognize_network(state)
             raise InputError(
@@ -303,7 +303,7 @@ class LearnedDescriptor:
         return Descriptors(*(array.cpu().double().numpy() for array in (levels.inputs[0].normals, features)))
 
 
-def _read_header(path: Path) -> dict[str, str]:
+def _read_safetensors_header_if_any(path: Path) -> dict[str, str]:
     """Return the header of a safetensors file; empty for other files."""
     from safetensors import SafetensorError, safe_open
 

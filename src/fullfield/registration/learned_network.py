@@ -27,7 +27,7 @@ from fullfield.ops.point_conv import PointGeometry, point_conv
 from fullfield.ops.point_conv.geometry import geometry_from_sorted_triplets
 from fullfield.ops.point_conv.triplets import Triplets, count_index_bits, is_packed
 from fullfield.registration.cuda import Describer
-from fullfield.registration.descriptors import join_points_and_normals, kernels, run_in_parallel
+from fullfield.registration.descriptors import join_points_and_normals, kernels, run_on_all_threads
 
 RINGS = (3.0, 5.5, 8.0)
 """Distances, voxels; the last is how far a layer sees."""
@@ -106,7 +106,7 @@ def find_surroundings(
             points, RINGS[-1], offsets=offsets, sort_indices=_launching.explain_unsupported_device(device) is None
         )
     if _launching.explain_unsupported_device(device) is None:
-        neighbors_per_cell, triplets = DESCRIBER.bin_neighbors_into_cells(points, normals, neighbors, BITS)
+        neighbors_per_cell, triplets = DESCRIBER.bin_neighbors_and_write_fpfh(points, normals, neighbors, BITS)
     else:
         neighbors_per_cell, triplets = _bin_neighbors_on_cpu(points, normals, neighbors)
     clouds = torch.tensor([0, count]) if offsets is None else offsets.to("cpu", torch.int64)
@@ -123,7 +123,7 @@ def _bin_neighbors_on_cpu(points: Tensor, normals: Tensor, neighbors: Neighbors)
     inputs = surface, neighbors.offsets.numpy(), neighbors.indices.numpy(), np.array(_EDGES, np.float32)
     outputs = neighbors_per_cell.numpy(), packed.numpy().view(np.uint32)
     kernel = kernels().sort_neighbors_by_cell
-    run_in_parallel(count, lambda first, last: kernel(*inputs, BITS, *outputs, first, last))
+    run_on_all_threads(count, lambda first, last: kernel(*inputs, BITS, *outputs, first, last))
     rows = neighbors.offsets - torch.arange(count + 1)
     return neighbors_per_cell, Triplets(rows, packed, torch.empty(0, dtype=torch.uint8))
 
@@ -144,7 +144,9 @@ def _append_ring_means_and_shares_on_cpu(
         len(RINGS),
         properties.numpy(),
     )
-    run_in_parallel(len(features), lambda first, last: compiled.compute_ring_means_and_shares(*arguments, first, last))
+    run_on_all_threads(
+        len(features), lambda first, last: compiled.compute_ring_means_and_shares(*arguments, first, last)
+    )
     return properties
 
 

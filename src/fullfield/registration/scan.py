@@ -77,7 +77,7 @@ def express_relative_to_origins(transform: Floats, source_origin: Floats, target
     return shifted
 
 
-def prepare_scan(points: Floats, describe: Describe | None = None) -> Scan:
+def thin_and_describe_scan(points: Floats, describe: Describe | None = None) -> Scan:
     """Thin out, and describe, finite ``points`` [N, 3] in voxels.
 
     :func:`compute_fpfh` describes them where ``describe`` is None.

@@ -17,7 +17,7 @@ from fullfield.registration.ransac import Hypothesis, apply_transform, search_po
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.result import Cause, Registration, build_refusal
 from fullfield.registration.rivals import compute_rms_distance_between_poses, find_rivals, select_equal_rivals
-from fullfield.registration.scan import Scan, prepare_scan
+from fullfield.registration.scan import Scan, thin_and_describe_scan
 from fullfield.registration.verdict import (
     BELOW_HALF,
     FPFH_LIMITS,
@@ -97,12 +97,12 @@ def register_at_voxel_size_and_check_retry(
     """Register centred clouds at one voxel size; also return whether another one may come to another result."""
     report(0.0, "describing the source")
     describe = None if search.descriptor is None else search.descriptor.describe
-    source = prepare_scan(clouds[0] / voxel, describe)
+    source = thin_and_describe_scan(clouds[0] / voxel, describe)
     report(0.3, "describing the target")
-    target = prepare_scan(clouds[1] / voxel, describe)
+    target = thin_and_describe_scan(clouds[1] / voxel, describe)
     report(0.6, "matching")
     for scan, name in ((source, "source"), (target, "target")):
-        problem = _find_problem_of_scan(scan, name, voxel)
+        problem = _explain_unusable_scan(scan, name, voxel)
         if problem is not None:
             return build_refusal(*problem, voxel), True
     matches = find_mutual_matches(source.features, target.features)
@@ -120,7 +120,7 @@ def register_at_voxel_size_and_check_retry(
     return replace(result, matched=pair.matched_points * voxel), may_change
 
 
-def _find_problem_of_scan(scan: Scan, name: str, voxel: float) -> tuple[str, Cause] | None:
+def _explain_unusable_scan(scan: Scan, name: str, voxel: float) -> tuple[str, Cause] | None:
     if len(scan.points) < _MIN_POINTS:
         reason = f"{name}: {len(scan.points)} points are left at a voxel of {voxel:.4g}, {_MIN_POINTS} are needed"
         return reason, "points"

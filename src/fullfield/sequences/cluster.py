@@ -26,7 +26,7 @@ class ShotActor:
     def __init__(self, job: ShotJob) -> None:
         self._job = job
         warnings.filterwarnings("ignore", ".* NaN or infinite")  # whoever started the cluster warns once
-        self._estimator = job.build_prepared_estimator()
+        self._estimator = job.set_threads_and_prepare_estimator()
 
     def write_chunk(self, chunk: list[int]) -> tuple[str, Any]:
         """Write a chunk; return its outcome, or why it was refused."""
@@ -64,14 +64,14 @@ def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report
         while busy:
             (task,), _ = ray.wait(list(busy), num_returns=1)
             actor, chunk = busy.pop(task)
-            _add_chunk_result(ray, task, chunk, outcome, report)
+            _wait_and_add_chunk_outcome(ray, task, chunk, outcome, report)
             if chunks and outcome.stopped is None:
                 following = chunks.pop(0)
                 busy[actor.write_chunk.remote(following)] = (actor, following)
     finally:
         if not was_connected:
             ray.shutdown()
-    return outcome.finalize(start_s)
+    return outcome.sort_warn_and_set_wall_time(start_s)
 
 
 def _check_cluster_answers(address: str) -> None:
@@ -86,7 +86,9 @@ def _check_cluster_answers(address: str) -> None:
         raise InputError(f"--ray {address}: no cluster answers there ({reason}); check the address") from error
 
 
-def _add_chunk_result(ray: Any, task: Any, chunk: list[int], outcome: Outcome, report: FrameReport | None) -> None:
+def _wait_and_add_chunk_outcome(
+    ray: Any, task: Any, chunk: list[int], outcome: Outcome, report: FrameReport | None
+) -> None:
     try:
         kind, content = ray.get(task)
     except ray.exceptions.RayActorError as error:
@@ -95,7 +97,7 @@ def _add_chunk_result(ray: Any, task: Any, chunk: list[int], outcome: Outcome, r
         return
     if kind == "refused":
         raise InputError(content)
-    outcome.add(content)
+    outcome.merge_parallel_outcome(content)
     if report is not None:
         for number in chunk:
             report(number)

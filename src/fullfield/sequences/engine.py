@@ -144,18 +144,18 @@ class ShotEngine:
     def __iter__(self) -> Iterator[FrameResult]:
         """Yield one :class:`FrameResult` for each frame, in order."""
         remaining = deque(self._numbers)
-        with ReadAhead(self._read_plate, _count_frame_bytes, threads=self._plates.readers) as reads:
-            reads.add_keys(self._list_input_frames(self._numbers))
+        with ReadAhead(self._read_and_reduce_plate, _count_frame_bytes, threads=self._plates.readers) as reads:
+            reads.enqueue_keys(self._list_input_frames(self._numbers))
             while remaining:
                 number = remaining.popleft()
                 with self.stages.measure("wait for plates"):
                     for frame in self._settings.list_input_frames(self._plates, number):
-                        self._wait_for_frame_or_problem(reads, frame)
+                        self._wait_and_store_frame_or_problem(reads, frame)
                 self._request_frames_when_few_remain(remaining, reads)
                 if remaining:
                     self._upload_inputs_already_read(reads, remaining[0])
                 with self.stages.measure("estimate"):
-                    result = self._estimate_frame(number)
+                    result = self._compute_frame_result(number)
                 self._release_data_before_frame(remaining[0] if remaining else None)
                 yield result
 
@@ -174,11 +174,11 @@ class ShotEngine:
             self._request_frames = None
             return
         remaining.extend(numbers)
-        reads.add_keys(frame for frame in self._list_input_frames(numbers) if frame not in self._frames)
+        reads.enqueue_keys(frame for frame in self._list_input_frames(numbers) if frame not in self._frames)
 
     # ---- reading
 
-    def _read_plate(self, number: int) -> _ReadFrame:
+    def _read_and_reduce_plate(self, number: int) -> _ReadFrame:
         if self._plates.is_in_range(number) and not self._plates.has_frame(number):
             raise FileNotFoundError(2, "no such file", self._plates.path(number))
         with self.stages.measure("read"):
@@ -195,12 +195,12 @@ class ShotEngine:
                 plate = copy_to_pinned_memory(plate)
         return _ReadFrame(plate, grey, lines)
 
-    def _wait_for_frame_or_problem(self, reads: ReadAhead[int, _ReadFrame], number: int) -> None:
+    def _wait_and_store_frame_or_problem(self, reads: ReadAhead[int, _ReadFrame], number: int) -> None:
         """Wait for a frame, or for the reason why it cannot be read."""
         if number in self._frames:
             return
         try:
-            plate, self._grey[number], self._lines[number] = reads.take_item(number)
+            plate, self._grey[number], self._lines[number] = reads.wait_and_take_item(number)
         except (InputError, OSError) as error:
             self._frames[number] = Problem.from_error(self._plates.path(number), error)
             return
@@ -247,7 +247,7 @@ class ShotEngine:
 
     # ---- estimating
 
-    def _estimate_frame(self, number: int) -> FrameResult:
+    def _compute_frame_result(self, number: int) -> FrameResult:
         plates, settings = self._plates, self._settings
         result = FrameResult(number)
         plate = self._frames[number]
@@ -312,14 +312,14 @@ class ShotEngine:
         refiner, backward = self._refiner, self._get_or_estimate_flow_and_record_cuts(other, number, result)
         if isinstance(backward, Problem) or refiner is None:
             return backward
-        frames, valid = self._get_pair(number, other, number)
+        frames, valid = self._get_pair_without_bars(number, other, number)
         try:
             refined = self._run_and_time_estimation(lambda: refiner.refine(*frames, flow[None], backward[None]))
             return _interpolate_unknown_vectors(refined, valid[0])
         except InputError as error:
             return _build_problem_naming_frame([self._plates.path(n) for n in (number, other)], error)
 
-    def _get_pair(self, first: int, second: int, grid_frame_number: int) -> _Pair:
+    def _get_pair_without_bars(self, first: int, second: int, grid_frame_number: int) -> _Pair:
         """Return two frames of one size on a grid."""
         frames = self._get_frames_on_grid(first, second, grid_frame_number)
         channels = max(frame.shape[1] for frame in frames)
@@ -342,7 +342,7 @@ class ShotEngine:
     def _get_constant_lines(self, number: int, grid_frame_number: int) -> tuple[ConstantLines, ...]:
         """Return the lines of one constant colour of a frame on a grid."""
         return (
-            self._get_frame_in_box(number, grid_frame_number).lines
+            self._get_frame_in_box_on_device(number, grid_frame_number).lines
             if self._plates.uses_data_windows
             else self._lines[number]
         )
@@ -352,7 +352,7 @@ class ShotEngine:
         if isinstance(backward, Problem):
             result.add_missing_direction(direction, backward)
             return
-        pair = self._get_pair(number, other, number)
+        pair = self._get_pair_without_bars(number, other, number)
         log_scale = self._log_scales.get((number, other, self._get_pixel_grid_frame(number)))
         flows = result.tensors[direction][None], backward[None]
         valid1, valid2 = (None if valid is None else valid[None] for valid in pair.valid)
@@ -400,7 +400,7 @@ class ShotEngine:
                 sizes = [f"{frame.shape[-1]}x{frame.shape[-2]}" for frame in frames]
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
             initial_flow = self._get_initial_flow_from_previous_pair(first, second, frames[0].shape[-2:])
-            (frame1, frame2), valid = self._get_pair(first, second, grid_frame_number)
+            (frame1, frame2), valid = self._get_pair_without_bars(first, second, grid_frame_number)
             flow = self._estimate_forward_and_store_backward(first, second, grid_frame_number, initial_flow)
             if flow is None:
                 flow = self._run_and_time_estimation(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
@@ -424,7 +424,7 @@ class ShotEngine:
         if bidirectional is None:
             return None
         order = (first, second) if self._settings.warm_start else (min(first, second), max(first, second))
-        (frame1, frame2), valid = self._get_pair(*order, grid_frame_number)
+        (frame1, frame2), valid = self._get_pair_without_bars(*order, grid_frame_number)
         flows: Any = None
 
         def estimate() -> Tensor:
@@ -468,9 +468,9 @@ class ShotEngine:
         """Return both frames [1, C, H, W] on the device and on one grid."""
         if not self._plates.uses_data_windows:
             return [self._get_frame_on_device(number) for number in (first, second)]
-        return [self._get_frame_in_box(number, grid_frame_number).frame for number in (first, second)]
+        return [self._get_frame_in_box_on_device(number, grid_frame_number).frame for number in (first, second)]
 
-    def _get_frame_in_box(self, number: int, grid_frame_number: int) -> _FrameInBox:
+    def _get_frame_in_box_on_device(self, number: int, grid_frame_number: int) -> _FrameInBox:
         """Return a frame on the grid of another one, on the device."""
         if (number, grid_frame_number) not in self._in_box:
             frame, valid = pad_frame_to_box(
@@ -485,7 +485,7 @@ class ShotEngine:
     def _get_valid_mask_on_grid(self, number: int, grid_frame_number: int) -> Tensor | None:
         """Return where a frame is known, bool [H, W] on the device and on a grid; None: everywhere."""
         if self._plates.uses_data_windows:
-            return self._get_frame_in_box(number, grid_frame_number).valid
+            return self._get_frame_in_box_on_device(number, grid_frame_number).valid
         if number not in self._valid_on_device:
             valid = self._get_plate_or_raise(number).valid
             self._valid_on_device[number] = None if valid is None else valid.to(self._device)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
-from fullfield.estimators._devices import check_usable_after_fork
+from fullfield.estimators._devices import check_fork_safety_and_record_use
 from fullfield.estimators._frames import Frame
 from fullfield.estimators.estimation import build_or_check_estimator
 from fullfield.estimators.protocol import Estimator, find_bidirectional_method
@@ -78,7 +78,7 @@ class _Follower:
             result.cuts.append((min(self._last, number), max(self._last, number)))
         self._picture, self._last = picture, number
         if self.is_cut_off:
-            self.fill_as_fully_occluded(result)
+            self.fill_as_fully_occluded_inplace(result)
         else:
             frame, valid = self._upload_frame(plate), self._upload_valid_mask(plate)
             result.tensors = self._tracker.add_frame(frame, valid=valid, rounds_to_half=rounds_to_half)
@@ -102,7 +102,7 @@ class _Follower:
         """Count a frame whose stored motion is not needed."""
         self._tracker.skip_frame()
 
-    def fill_as_fully_occluded(self, result: FrameResult) -> None:
+    def fill_as_fully_occluded_inplace(self, result: FrameResult) -> None:
         """Fill the result of a frame behind a cut with motion that leads out of the frame."""
         outside = 2.0 * max(self._size)
         flow = torch.full((2, *self._size), outside, dtype=torch.float32, device=self._device)
@@ -229,20 +229,20 @@ def follow_plates(
                 stretch = list(group)
                 if is_stored and read_stored is not None:
                     restored = follower.list_frames_to_restore(stretch)
-                    reads.add_keys(restored)
+                    reads.enqueue_keys(restored)
                     for number in stretch:
                         if number not in restored:
                             follower.skip_frame()
                             continue
-                        plate = reads.take_item(number)
+                        plate = reads.wait_and_take_item(number)
                         add_plate_versions(number, plate)
                         follower.restore_frame(number, plate, read_stored(number))
                     continue
-                reads.add_keys(stretch)
+                reads.enqueue_keys(stretch)
                 for number in stretch:
                     try:
                         with stages.measure("wait for plates"):
-                            plate = reads.take_item(number)
+                            plate = reads.wait_and_take_item(number)
                         add_plate_versions(number, plate)
                         with stages.measure("estimate"):
                             result = follower.add_frame(number, plate, rounds_to_half=rounds_to_half)
@@ -305,7 +305,7 @@ def follow_frames(
         if plates.uses_data_windows:
             raise InputError("frames: expected the display windows of the plates, got window='data'")
         target = resolve_device(device)
-        check_usable_after_fork(target)
+        check_fork_safety_and_record_use(target)
         for result in follow_plates(plates, reference, plates.numbers, estimator, target):
             layers = result.tensors
             yield FollowedFrame(

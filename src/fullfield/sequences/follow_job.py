@@ -20,7 +20,7 @@ from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.vectors import ENDS_NOTE, read_flow_layers, read_header_entry_as_text
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.follow import DIRECTIONS, follow_plates
-from fullfield.sequences.job import build_prepared_estimator, collect_parameters_known_in_advance
+from fullfield.sequences.job import collect_parameters_known_in_advance, set_threads_and_prepare_estimator
 from fullfield.sequences.names import FrameFiles
 from fullfield.sequences.outputs import Output, WritePlan, copy_to_cpu_as_float32
 from fullfield.sequences.plates import Plate, Plates, open_frame_files
@@ -72,10 +72,10 @@ class FollowJob:
             raise InputError(f"reference: expected a frame of {self.frame_files.text}, got {self.reference}")
         return plates
 
-    def build_prepared_estimator(self) -> Estimator:
+    def set_threads_and_prepare_estimator(self) -> Estimator:
         """Return a new, prepared estimator, and set the number of threads of this process."""
         device = resolve_device(self.device)
-        return build_prepared_estimator(self.method, self.config, self.backend, device, threads=self.threads)
+        return set_threads_and_prepare_estimator(self.method, self.config, self.backend, device, threads=self.threads)
 
     def plan_missing_frames(
         self, estimator: Estimator, plates: Plates, *, overwrite: bool = False
@@ -167,7 +167,7 @@ def run_follow(
         plates: plates of the job; they are closed at the end.
         report: receives the number of every finished frame, from any thread.
 
-    >>> estimator, plates = job.build_prepared_estimator(), job.open_plates()  # doctest: +SKIP
+    >>> estimator, plates = job.set_threads_and_prepare_estimator(), job.open_plates()  # doctest: +SKIP
     >>> job, plan = job.plan_missing_frames(estimator, plates)  # doctest: +SKIP
     >>> outcome = run_follow(job, plan.missing, estimator, plates)  # doctest: +SKIP
     """
@@ -228,7 +228,7 @@ def run_follow(
         outcome.dead_pictures |= plates.pop_nonfinite_messages()
         plates.close()
     outcome.stages = stages.by_name
-    return outcome.finalize(start_s)
+    return outcome.sort_warn_and_set_wall_time(start_s)
 
 
 def _record_plate_versions(journal: Journal, plates: Plates, number: int, plate: Plate) -> None:

@@ -97,7 +97,7 @@ def write_reference_flows_on_devices(
         while any(worker.side is not None for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.side is not None]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
-                if not _handle_message_if_alive(worker, outcomes, report_frame):
+                if not _receive_and_apply_message_if_alive(worker, outcomes, report_frame):
                     workers.remove(worker)
                     _requeue_or_give_up_side(worker, outcomes, remaining)
                     if remaining:
@@ -109,7 +109,7 @@ def write_reference_flows_on_devices(
     finally:
         for worker in workers:
             worker.end_process()
-    return [outcome.finalize(start_s) for outcome in outcomes]
+    return [outcome.sort_warn_and_set_wall_time(start_s) for outcome in outcomes]
 
 
 def split_into_nonempty_sides(frame_numbers: Sequence[int], reference: int) -> list[list[int]]:
@@ -119,7 +119,9 @@ def split_into_nonempty_sides(frame_numbers: Sequence[int], reference: int) -> l
     return [side for side in sides if side]
 
 
-def _handle_message_if_alive(worker: _Worker, outcomes: Sequence[Outcome], report_frame: FrameReport | None) -> bool:
+def _receive_and_apply_message_if_alive(
+    worker: _Worker, outcomes: Sequence[Outcome], report_frame: FrameReport | None
+) -> bool:
     """Receive one message and act on it; return False where the process is dead."""
     try:
         kind, content = worker.pipe.recv()
@@ -130,7 +132,7 @@ def _handle_message_if_alive(worker: _Worker, outcomes: Sequence[Outcome], repor
             report_frame(content)
     elif kind == "outcome":
         assert worker.side is not None
-        outcomes[worker.side.position].add(content)
+        outcomes[worker.side.position].merge_parallel_outcome(content)
         worker.side = None
     elif kind == "refused":
         raise InputError(content)
@@ -165,5 +167,5 @@ def _follow_received_sides(device: str, threads: int, pipe: ParentPipe) -> None:
     while True:
         job, numbers = pipe.receive()
         job = replace(job, device=device, threads=threads if job.threads is None else job.threads)
-        estimator = estimator or job.build_prepared_estimator()
+        estimator = estimator or job.set_threads_and_prepare_estimator()
         pipe.send("outcome", run_follow(job, numbers, estimator, job.open_plates(), report=pipe.report_frame))

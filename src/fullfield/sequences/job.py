@@ -21,7 +21,7 @@ from fullfield.sequences.plates import Plates, open_frame_files
 from fullfield.sequences.settings import ShotSettings
 
 
-def build_prepared_estimator(
+def set_threads_and_prepare_estimator(
     method: str, config: Any, backend: str | None, device: torch.device, *, scale: str = "1", threads: int | None = None
 ) -> Estimator:
     """Return a new, prepared estimator, and set the number of threads of this process; None leaves it."""
@@ -72,10 +72,10 @@ class ShotJob:
         """Open the plates in this process."""
         return open_frame_files(self.frame_files, self.numbers, **self.reading)
 
-    def build_prepared_estimator(self) -> Estimator:
+    def set_threads_and_prepare_estimator(self) -> Estimator:
         """Return a new, prepared estimator, and set the number of threads of this process."""
         settings = self.settings
-        return build_prepared_estimator(
+        return set_threads_and_prepare_estimator(
             self.method, self.config, self.backend, settings.torch_device, scale=settings.scale, threads=self.threads
         )
 

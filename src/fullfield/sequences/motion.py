@@ -42,7 +42,7 @@ def warp_image(
     """
     _check.check_tensor(image, "image", ("C", "H", "W"))
     _check.check_tensor(flow, "flow", (2, *image.shape[1:]), device=image.device)
-    image, flow = _check.check_has_values(image, "image"), _check.check_has_values(flow, "flow")
+    image, flow = _check.check_not_meta(image, "image"), _check.check_not_meta(flow, "flow")
     if valid is not None:
         _check.check_tensor(valid, "valid", image.shape[1:], dtypes=(torch.bool,), device=image.device)
         image = torch.cat((torch.where(valid, image, 0.0), valid[None].to(image.dtype)))

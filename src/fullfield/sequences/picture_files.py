@@ -101,7 +101,7 @@ def has_video_suffix(path: str) -> bool:
     return Path(path).suffix.lower() in VIDEO_WRITE_SUFFIXES
 
 
-def convert_picture_for_video(picture: ChannelPicture) -> Tensor:
+def convert_to_16bit_display_rgb(picture: ChannelPicture) -> Tensor:
     """Return display-referred colour for a video: int32 [3, H, W] of 16 bits; light is encoded as sRGB."""
     names = [name.rpartition(".")[2].upper() for name in picture.channels]
     indices = [names.index(name) for name in "RGB" if name in names]

@@ -27,7 +27,7 @@ from fullfield.models.cascade import resample_flow
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.names import FramePattern, has_number_field
 from fullfield.sequences.outputs import Output, WritePlan
-from fullfield.sequences.picture_files import convert_picture_for_video, has_video_suffix
+from fullfield.sequences.picture_files import convert_to_16bit_display_rgb, has_video_suffix
 from fullfield.sequences.results import FrameReport, Outcome, Problem, StageTimes
 from fullfield.sequences.stored_flow import StoredFlow
 from fullfield.sequences.writing import WriterThreads
@@ -59,7 +59,7 @@ class InputReader:
         self._reads: ReadAhead[Any, tuple[Any, Any]] = ReadAhead(
             self._read_item_with_stamp, lambda item: _measure_item_bytes(item[1]), threads=threads
         )
-        self._reads.add_keys(keys)
+        self._reads.enqueue_keys(keys)
 
     def add_nonfinite_message(self, number: int, text: str) -> None:
         """Add the message on a picture's pixels that are not finite, if there is one."""
@@ -76,11 +76,11 @@ class InputReader:
     def __exit__(self, *details: object) -> None:
         self._reads.__exit__(*details)
 
-    def get_item(self, key: Any) -> Any:
+    def get_item_or_raise(self, key: Any) -> Any:
         """Return what is stored under a key; errors of reading are raised."""
         if key not in self._stamped:
             with self._stages.measure("wait for files"):
-                self._stamped[key] = self._reads.take_item(key)
+                self._stamped[key] = self._reads.wait_and_take_item(key)
         if self._stamped[key][0] != read_stamp(self._path(key)):
             self._stamped[key] = self._read_item_with_stamp(key)
         item = self._stamped[key][1]
@@ -88,7 +88,7 @@ class InputReader:
             raise item
         return item
 
-    def check_unchanged(self) -> None:
+    def require_unchanged_files(self) -> None:
         """Raise InputError if a file was replaced since it was read."""
         for key, (stamp, _) in self._stamped.items():
             if read_stamp(self._path(key)) != stamp:
@@ -244,7 +244,7 @@ class VideoOutput:
 
     def write(self, number: int, picture: ChannelPicture) -> None:
         """Add the picture of a frame."""
-        pixels = convert_picture_for_video(picture)
+        pixels = convert_to_16bit_display_rgb(picture)
         if self._writer is None:
             height, width = pixels.shape[-2:]
             aspect = 1.0 if picture.window is None else picture.window.pixel_aspect
@@ -313,4 +313,4 @@ def write_job_pictures(
             if outcome.stopped is not None:
                 break
     outcome.stages = stages.by_name
-    return outcome.finalize(start_s)
+    return outcome.sort_warn_and_set_wall_time(start_s)

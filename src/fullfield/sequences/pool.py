@@ -139,7 +139,7 @@ def run_on_devices(
         while any(worker.chunk for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.chunk]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
-                if not _handle_message_if_alive(worker, outcome, remaining, report):
+                if not _receive_and_apply_message_if_alive(worker, outcome, remaining, report):
                     _requeue_or_give_up_frames(worker, outcome, remaining, deaths)
                     workers.remove(worker)
                     if len(remaining):
@@ -152,10 +152,10 @@ def run_on_devices(
     finally:
         for worker in workers:
             worker.end_process()
-    return outcome.finalize(start_s)
+    return outcome.sort_warn_and_set_wall_time(start_s)
 
 
-def _handle_message_if_alive(
+def _receive_and_apply_message_if_alive(
     worker: _Worker, outcome: Outcome, remaining: _RemainingChunks, report: FrameReport | None
 ) -> bool:
     """Receive one message and act on it; return False where the process is dead."""
@@ -170,7 +170,7 @@ def _handle_message_if_alive(
     elif kind == "request":
         worker.send_next_chunk([] if outcome.stopped else remaining.take_following_chunk(worker.position))
     elif kind == "chunk":
-        outcome.add(content)
+        outcome.merge_parallel_outcome(content)
         worker.chunk = []
     elif kind == "refused":
         raise InputError(content)
@@ -204,7 +204,7 @@ def _run_worker_process(job: ShotJob, connection: Connection) -> None:
 
 
 def _write_received_chunks(job: ShotJob, pipe: ParentPipe) -> None:
-    estimator = job.build_prepared_estimator()
+    estimator = job.set_threads_and_prepare_estimator()
 
     def request_frames() -> list[int]:
         pipe.send("request")

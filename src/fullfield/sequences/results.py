@@ -52,9 +52,9 @@ class StageTimes:
         try:
             yield
         finally:
-            self.add({name: StageTime(1, time.perf_counter() - wall, time.thread_time() - cpu)})
+            self.add_times({name: StageTime(1, time.perf_counter() - wall, time.thread_time() - cpu)})
 
-    def add(self, times: dict[str, StageTime]) -> None:
+    def add_times(self, times: dict[str, StageTime]) -> None:
         """Add the sums of another object."""
         with self._lock:
             for name, stage in times.items():
@@ -146,17 +146,17 @@ class Outcome:
     out``, ``write``."""
     _seen: set[Any] = field(default_factory=set, repr=False, compare=False)
 
-    def add(self, other: Outcome) -> None:
-        """Add the result of another part."""
-        self.add_new_items(other, "written", "incomplete", "cuts", "duplicates", "problems")
+    def merge_parallel_outcome(self, other: Outcome) -> None:
+        """Add the result of a part that ran at the same time; the wall time stays."""
+        self.add_new_items(other, "written", "incomplete", "shot_ends", "cuts", "duplicates", "problems")
         self.bars |= other.bars
         self.dead_pictures |= other.dead_pictures
         self.unknown_flows |= other.unknown_flows
         self.stopped = self.stopped or other.stopped
         self.busy_s += other.busy_s
         total = StageTimes()
-        total.add(self.stages)
-        total.add(other.stages)
+        total.add_times(self.stages)
+        total.add_times(other.stages)
         self.stages = total.by_name
 
     def add_new_items(self, other: Outcome | FrameResult, *names: str) -> None:
@@ -179,7 +179,7 @@ class Outcome:
             groups.setdefault(self.bars[number], []).append(number)
         return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
-    def finalize(self, started_at_s: float) -> Outcome:
+    def sort_warn_and_set_wall_time(self, started_at_s: float) -> Outcome:
         """Sort the frames, set the time since ``started_at_s``, and warn of pictures with NaN or infinity."""
         for items in (self.written, self.incomplete, self.cuts, self.duplicates):
             items.sort()

@@ -244,16 +244,16 @@ class RetimeJob(PictureJob):
         time = float(fraction)
         nearest = before if time < 0.5 else before + 1
         if fraction == 0 or self._is_followed_by_cut(before, reader, outcome):
-            plate: ChannelPicture = reader.get_item(("plate", nearest))
+            plate: ChannelPicture = reader.get_item_or_raise(("plate", nearest))
             reader.add_nonfinite_message(nearest, plate.note)
             return plate._replace(pixels=plate.pixels.to(device))
-        first, second = reader.get_item(("plate", before)), reader.get_item(("plate", before + 1))
+        first, second = reader.get_item_or_raise(("plate", before)), reader.get_item_or_raise(("plate", before + 1))
         if first.channels != second.channels or first.pixels.shape != second.pixels.shape:
             second_path, first_path = self._get_plate_path(before + 1), self._get_plate_path(before)
             raise InputError(f"{second_path}: has another size or other channels than {first_path}")
         flows = {}
         for direction, plate_number in (("forward", before), ("backward", before + 1)):
-            flow = reader.get_item((direction, plate_number))
+            flow = reader.get_item_or_raise((direction, plate_number))
             flow_name = f"the flow {self.flow.path(plate_number)}"
             path = self._get_plate_path(plate_number)
             flows[direction] = resize_flow_to_picture(flow.to(device), flow_name, first.pixels, path, self.flow.scale)
@@ -278,6 +278,6 @@ class RetimeJob(PictureJob):
     def _get_shrunk_grey(self, number: int, reader: InputReader) -> GreyPicture:
         """Return the reduced picture of a plate; that of a video is display-referred itself."""
         if self.plates is not None and self.plates.is_video:
-            return shrink_to_grey(reader.get_item(("plate", number)).pixels)
-        grey: GreyPicture = reader.get_item(("grey", number))
+            return shrink_to_grey(reader.get_item_or_raise(("plate", number)).pixels)
+        grey: GreyPicture = reader.get_item_or_raise(("grey", number))
         return grey

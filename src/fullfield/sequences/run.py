@@ -94,7 +94,7 @@ def run_shot(
         outcome.dead_pictures |= plates.pop_nonfinite_messages()
         plates.close()
     outcome.busy_s, outcome.stages = engine.busy_s, engine.stages.by_name
-    return outcome.finalize(start_s)
+    return outcome.sort_warn_and_set_wall_time(start_s)
 
 
 class FlowFileWriter:

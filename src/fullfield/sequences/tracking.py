@@ -149,7 +149,7 @@ class Tracker:
             flows = tuple(_fill_hidden_vectors(field) for field in match) if is_chain else None
             direct = self._match_frames(self._reference, frame, flows)
             match = FrameMatch(
-                *(_replace_by_trusted_match(chain, other) for chain, other in zip(match, direct, strict=True))
+                *(_select_direct_match_where_trusted(chain, other) for chain, other in zip(match, direct, strict=True))
             )
         if self._refine is not None:
             forward, backward = match.forward.flow[None], match.backward.flow[None]
@@ -272,7 +272,7 @@ def _select_by_mask(mask: Tensor, one: FlowField, other: FlowField) -> FlowField
     return FlowField(*(torch.where(mask, a, b) for a, b in zip(one, other, strict=True)))
 
 
-def _replace_by_trusted_match(chain: FlowField, direct: FlowField) -> FlowField:
+def _select_direct_match_where_trusted(chain: FlowField, direct: FlowField) -> FlowField:
     """Take the direct match where it is trusted and does not contradict a chain that is sure.
 
     A match that seems hidden may still have the right position: it replaces a chain that leads over a hidden pixel.

@@ -190,7 +190,7 @@ def _format_nuke_tracker_nodes(tracks: Sequence[TrackedPoint], height: int, refe
         y = _format_nuke_animation_curve([(point.frame, f"{height - point.y - 0.5:.4f}") for point in visible])
         # Offset, what the track drives (translation), error and its limits, the boxes, and eleven empty keys.
         others = "0 0 1 0 0 0 1 0 -32 -32 32 32 -22 -22 22 22" + " {}" * 11
-        rows.append(f"{{ {enabled} {_quote_name(name)} {x} {y} {others} }}")
+        rows.append(f"{{ {enabled} {_quote_name_for_tcl(name)} {x} {y} {others} }}")
     return "\n".join(
         (
             "Tracker4 {",
@@ -216,7 +216,7 @@ def _format_nuke_animation_curve(keys: Sequence[tuple[int, str]]) -> str:
     return "{" + " ".join(words) + "}"
 
 
-def _quote_name(name: str) -> str:
+def _quote_name_for_tcl(name: str) -> str:
     return '"' + re.sub(r'([\\"$\[\]{}])', r"\\\1", name) + '"'
 
 

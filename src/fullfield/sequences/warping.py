@@ -201,18 +201,18 @@ class WarpJob(PictureJob):
             digests[n] = hash_json_values([digests[n - step], self._compute_flow_file_checksum(n, checksums)])
         return digests[number]
 
-    def _get_picture_number(self, number: int) -> int:
+    def _get_source_picture_number(self, number: int) -> int:
         """Return the frame of the picture that is warped onto another frame."""
         if self.settings.reference is not None:
             return self.settings.reference
         return number + (1 if self.settings.direction == "forward" else -1)
 
     def _get_picture_path(self, number: int) -> str:
-        return self.source if self.plates is None else self.plates.path(self._get_picture_number(number))
+        return self.source if self.plates is None else self.plates.path(self._get_source_picture_number(number))
 
     def _get_mask_name(self, number: int) -> str | None:
         """Return the mask of the picture for a frame."""
-        return format_mask_name(self.settings.mask, self._get_picture_number(number))
+        return format_mask_name(self.settings.mask, self._get_source_picture_number(number))
 
     def iterate_picture_callbacks(
         self, frame_numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
@@ -260,7 +260,7 @@ class WarpJob(PictureJob):
 
     def _get_picture_key(self, number: int) -> tuple[int, str | None]:
         """Return the number of the picture for a frame, and its mask."""
-        return self._get_picture_number(number), self._get_mask_name(number)
+        return self._get_source_picture_number(number), self._get_mask_name(number)
 
     def _iterate_single_flow_warps(
         self, frame_numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome
@@ -268,14 +268,14 @@ class WarpJob(PictureJob):
         direction = self.settings.direction
 
         def compute(number: int) -> ChannelPicture:
-            flow = reader.get_item((direction, number))
+            flow = reader.get_item_or_raise((direction, number))
             return self._warp_picture(number, flow.to(device), device, reader)
 
         for number in frame_numbers:
             used = {(direction, number), ("picture", self._get_picture_key(number))}
             is_end = False
             try:
-                reader.get_item((direction, number))
+                reader.get_item_or_raise((direction, number))
             except ShotEndsError:
                 is_end = True
             except (InputError, OSError):
@@ -294,7 +294,7 @@ class WarpJob(PictureJob):
         def read(direction: str, number: int) -> Tensor:
             taken.add((direction, number))
             try:
-                flow: Tensor = reader.get_item((direction, number)).to(device)
+                flow: Tensor = reader.get_item_or_raise((direction, number)).to(device)
             except OSError as error:
                 raise InputError(str(error)) from error
             return flow
@@ -320,9 +320,9 @@ class WarpJob(PictureJob):
     ) -> ChannelPicture:
         """Return the picture for a frame; without flow the picture as it is."""
         path = self._get_picture_path(number)
-        raw: ChannelPicture = reader.get_item(("picture", self._get_picture_key(number)))
-        reader.add_nonfinite_message(self._get_picture_number(number), raw.note)
-        reader.check_unchanged()
+        raw: ChannelPicture = reader.get_item_or_raise(("picture", self._get_picture_key(number)))
+        reader.add_nonfinite_message(self._get_source_picture_number(number), raw.note)
+        reader.require_unchanged_files()
         pixels = raw.pixels.to(device)
         if flow is None:
             return raw._replace(pixels=pixels)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield._read_ahead import choose_buffer_bytes
+from fullfield._read_ahead import choose_max_buffered_bytes
 from fullfield.sequences.results import FrameReport, Outcome, Problem, StageTimes
 
 _FATAL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO,
@@ -56,7 +56,7 @@ class WriterThreads:
         self._count = frame_count or (max(2, min(16, (os.cpu_count() or 1) * 3 // 4)) if is_cuda else 2)
         self._executor = ThreadPoolExecutor(self._count, thread_name_prefix="fullfield-write")
         self._waiting: deque[Future[None]] = deque()
-        self._max_bytes = choose_buffer_bytes()
+        self._max_bytes = choose_max_buffered_bytes()
         self._lock = threading.Lock()
         self._thread_values = threading.local()
 
@@ -75,7 +75,7 @@ class WriterThreads:
     def submit_write(self, number: int, path: str, size_bytes: int, write: Callable[[], bool]) -> None:
         """Call ``write`` in a thread, once few enough results wait; it returns whether it wrote the frame's file."""
         self._wait_for_writes(compute_max_waiting_results(size_bytes, self._count, self._max_bytes))
-        self._waiting.append(self._executor.submit(self._write_and_report, number, path, write))
+        self._waiting.append(self._executor.submit(self._write_and_record_outcome, number, path, write))
 
     def add_problem(self, problem: Problem) -> None:
         """Add a problem to the outcome, once; from any thread."""
@@ -121,7 +121,7 @@ class WriterThreads:
             while len(self._waiting) > max_count:
                 self._waiting.popleft().result()
 
-    def _write_and_report(self, number: int, path: str, write: Callable[[], bool]) -> None:
+    def _write_and_record_outcome(self, number: int, path: str, write: Callable[[], bool]) -> None:
         try:
             if self._outcome.stopped is None and write():
                 with self._lock:

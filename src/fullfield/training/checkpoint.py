@@ -54,13 +54,16 @@ class TrainingFolder:
 
     Every file is written atomically, ``state.json`` after the other files of the state: a run killed at any moment
     continues from the checkpoint before. The weights and the history are written after it, and again when a run
-    continues. ``recipe`` is everything that decides the result; ``row`` is the type of the history's rows, whose first
-    field is the step. InputError if the folder belongs to another recipe, or has weights without the state of a run.
+    continues. ``recipe`` is everything that decides the result; ``row_type`` is the type of the history's rows, whose
+    first field is the step. InputError if the folder belongs to another recipe, or has weights without the state of a
+    run.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], recipe: Mapping[str, Any], row: type[tuple[Any, ...]]) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], recipe: Mapping[str, Any], row_type: type[tuple[Any, ...]]
+    ) -> None:
         self.folder = Path(folder)
-        self._fields = tuple(get_type_hints(row))
+        self._fields = tuple(get_type_hints(row_type))
         (self.folder / STATE).mkdir(parents=True, exist_ok=True)
         begun, weights = ((self.folder / file).exists() for file in (f"{STATE}/{POINTER}", WEIGHTS))
         write_or_check_recipe(self.folder / RECIPE, recipe, has_started=begun or weights)
@@ -147,8 +150,8 @@ def has_checkpoint(folder: Path) -> bool:
     return (folder / STATE / POINTER).is_file()
 
 
-def restore_run(
-    folder: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, row: type[tuple[Any, ...]]
+def restore_run_if_any(
+    folder: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, row_type: type[tuple[Any, ...]]
 ) -> RestoredRun | None:
     """Load what :meth:`TrainingFolder.save_checkpoint` stored for any run of this network; None for a new run.
 
@@ -158,7 +161,7 @@ def restore_run(
     if not has_checkpoint(folder):
         return None
     state = folder / STATE
-    step, history, resume_state = _read_resume_state(folder, row)
+    step, history, resume_state = _read_resume_state(folder, row_type)
     stored: dict[str, Mapping[str, Tensor]] = {}
     left_out = {name: list_non_finite_buffers(module) for name, module in modules.items()}
     files = {name: state / f"{step}.{name}.safetensors" for name in (*modules, *_MOMENTS)}
@@ -173,18 +176,18 @@ def restore_run(
     return RestoredRun(history, resume_state)
 
 
-def read_history(folder: Path, row: type[tuple[Any, ...]]) -> list[Any]:
+def read_history(folder: Path, row_type: type[tuple[Any, ...]]) -> list[Any]:
     """Return the rows of the last checkpoint, none for a new run; InputError if they are damaged."""
-    return _read_resume_state(folder, row)[1] if has_checkpoint(folder) else []
+    return _read_resume_state(folder, row_type)[1] if has_checkpoint(folder) else []
 
 
-def _read_resume_state(folder: Path, row: type[tuple[Any, ...]]) -> tuple[int, list[Any], dict[str, Any]]:
+def _read_resume_state(folder: Path, row_type: type[tuple[Any, ...]]) -> tuple[int, list[Any], dict[str, Any]]:
     """Return the step, the history and the further values of the last checkpoint."""
     pointer = folder / STATE / POINTER
     try:
         resume_state = read_json_file(pointer, "the state of a run")
         step = int(resume_state.pop("step"))
-        history = [_restore_history_row(values, row) for values in resume_state.pop("history")]
+        history = [_parse_history_row(values, row_type) for values in resume_state.pop("history")]
     except (ValueError, KeyError, TypeError, OverflowError):
         step, history = 0, []
     if not history:
@@ -192,11 +195,11 @@ def _read_resume_state(folder: Path, row: type[tuple[Any, ...]]) -> tuple[int, l
     return step, history, resume_state
 
 
-def _restore_history_row(values: Sequence[Any], row: Any) -> tuple[Any, ...]:
+def _parse_history_row(values: Sequence[Any], row_type: Any) -> tuple[Any, ...]:
     """Return a row of the history as it was; missing values were NaN."""
     numbers = (math.nan if value is None else float(value) for value in values)
-    kinds = get_type_hints(row).values()
-    return row(*(int(n) if kind is int else n for n, kind in zip(numbers, kinds, strict=True)))  # type: ignore[no-any-return]
+    kinds = get_type_hints(row_type).values()
+    return row_type(*(int(n) if kind is int else n for n, kind in zip(numbers, kinds, strict=True)))  # type: ignore[no-any-return]
 
 
 def write_or_check_recipe(path: Path, recipe: Mapping[str, Any], *, has_started: bool) -> None:

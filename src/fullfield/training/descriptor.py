@@ -31,7 +31,7 @@ from fullfield.training.batches import (
     iterate_batches,
     submit_validation_pairs,
 )
-from fullfield.training.checkpoint import DivergedError, FiniteStateCheck, TrainingFolder, restore_run
+from fullfield.training.checkpoint import DivergedError, FiniteStateCheck, TrainingFolder, restore_run_if_any
 from fullfield.training.config import DescriptorTraining
 
 
@@ -193,7 +193,7 @@ def train_descriptor(
     model.to(target_device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
     check = FiniteStateCheck({"model": model}, optimizer)
-    checkpoint = restore_run(training_folder.folder, {"model": model}, optimizer, DescriptorRow)
+    checkpoint = restore_run_if_any(training_folder.folder, {"model": model}, optimizer, DescriptorRow)
     history: list[DescriptorRow] = [] if checkpoint is None else checkpoint.history
     if history:
         training_folder.write_history(history)  # a stop may have kept it and the weights from being written

@@ -38,7 +38,7 @@ _MODEL, _AVERAGE, _FIRST, _SECOND = "model", "average", "exp_avg", "exp_avg_sq"
 _STATES = (_MODEL, _AVERAGE, _FIRST, _SECOND)
 
 
-def pack_run(
+def pack_run_lossily(
     folder: str | os.PathLike[str], target: str | os.PathLike[str], *, max_file_bytes: int = 15 << 20
 ) -> list[Path]:
     """Write a compact copy of a run's state to the folder ``target``; return its files.
@@ -63,7 +63,7 @@ def pack_run(
     pointer = read_json_file(folder / STATE / POINTER)
     files: list[dict[str, Tensor]] = [{}]
     free_bytes = max_file_bytes
-    for key, tensor in _pack_tensors(folder / STATE, pointer["step"]):
+    for key, tensor in _iterate_packed_tensors(folder / STATE, pointer["step"]):
         size = tensor.numel() * tensor.element_size() + len(key) + 200  # and its entry in the header
         if size > free_bytes and files[-1]:
             files.append({})
@@ -90,7 +90,7 @@ def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -
     """Write the folder of a run from its compact copy; return it.
 
     Args:
-        packed: folder that :func:`pack_run` wrote.
+        packed: folder that :func:`pack_run_lossily` wrote.
         folder: new or empty folder.
 
     Raises:
@@ -127,7 +127,7 @@ def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -
     return folder
 
 
-def _pack_tensors(folder: Path, step: int) -> Iterator[tuple[str, Tensor]]:
+def _iterate_packed_tensors(folder: Path, step: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a packed run, by state, name and form."""
     files = {state: folder / f"{step}.{state}.safetensors" for state in _STATES}
     states = {state: read_safetensors(path) for state, path in files.items() if path.is_file()}

@@ -124,10 +124,10 @@ def test_tvl1_queue_waits_only_in_check() -> None:
     with no_waiting():
         queued = [solver.queue(*frames), estimator.queue(*frames), solver.queue(*bad)]
     for one in queued[:2]:
-        one.check()
+        one.wait_and_check()
         assert torch.equal(one.flow, expected)
     with pytest.raises(InputError, match="frame2: expected finite values, got NaN or infinity"):
-        queued[2].check()
+        queued[2].wait_and_check()
 
 
 @pytest.mark.parametrize("method", ["tvl1", "auto"])

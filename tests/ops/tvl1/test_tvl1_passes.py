@@ -588,7 +588,7 @@ def test_tvl1_solver_refuses_nonfinite_and_solves_batches() -> None:
 
     def solve(*arguments: Any) -> Tensor:
         queued = solver.queue(*arguments)
-        queued.check()
+        queued.wait_and_check()
         return queued.flow
 
     flow = solve(frames[0], frames[1], None, lambda _, where: messages.append(where))

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fullfield import InputError
 from fullfield.models import SEARAFT, SEARAFTConfig
 from fullfield.models.sea_raft.model import compute_expected_log_scale
-from fullfield.training.checkpoint import DivergedError, restore_run
+from fullfield.training.checkpoint import DivergedError, restore_run_if_any
 from fullfield.training.flow import FlowRun, FlowTraining, loop, train_flow
 from fullfield.training.flow import ranks as ranks_module
 from fullfield.training.flow.batch import FlowBatch
@@ -452,7 +452,9 @@ def test_train_flow_failed_process_ends_others(
     monkeypatch: pytest.MonkeyPatch, device: str, fails: bool, closed: int
 ) -> None:
     calls = {"init_process_group": 0, "destroy_process_group": 0}
-    monkeypatch.setattr(ranks_module, "_create_rendezvous_store", lambda *_: (torch.distributed.HashStore(), count()))
+    monkeypatch.setattr(
+        ranks_module, "_create_store_and_group_numbers", lambda *_: (torch.distributed.HashStore(), count())
+    )
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     for name in calls:
         monkeypatch.setattr(torch.distributed, name, lambda *_, name=name, **__: calls.update({name: calls[name] + 1}))
@@ -500,7 +502,7 @@ def test_train_flow_speed_excludes_validation(tmp_path: Path) -> None:
 def restored(folder: Path, stepper: TrainingStepper) -> dict[str, Any]:
     """Load a run's state into a stepper; return what else was stored."""
     modules = {"model": stepper.model, "average": stepper.average.model}
-    actual = restore_run(folder, modules, stepper.optimizer, FlowRow)
+    actual = restore_run_if_any(folder, modules, stepper.optimizer, FlowRow)
     return actual.resume_state
 
 
@@ -704,7 +706,7 @@ def test_stepper_folds_biases_into_norms(scenes: Scenes) -> None:
     assert not any(model.get_parameter(name).requires_grad for name in names)
     assert all(float(model.get_parameter(name).abs().max()) == 0 for name in names)
     assert model.fnet.bn1.running_mean.abs().max() > 0
-    stepper.close()
+    stepper.restore_model()
     assert all(parameter.requires_grad for parameter in model.parameters())
     frozen = small_network()
     loop.freeze_batch_norm_statistics(frozen)

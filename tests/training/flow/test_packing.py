@@ -19,7 +19,7 @@ from fullfield.training.packing import (
     _dequantize_signed,
     _quantize_logarithms,
     _quantize_signed,
-    pack_run,
+    pack_run_lossily,
     unpack_run,
 )
 from refusals import refuses
@@ -43,7 +43,7 @@ def tensors(folder: Path, part: str) -> dict[str, Tensor]:
 
 
 def test_unpack_run_equals_run_within_rounding(run: Path, tmp_path: Path) -> None:
-    pack_run(run, tmp_path / "packed")
+    pack_run_lossily(run, tmp_path / "packed")
     copy = unpack_run(tmp_path / "packed", tmp_path / "copy")
     model = tensors(run, "model")
     assert (copy / "history.csv").read_text() == (run / "history.csv").read_text()
@@ -69,29 +69,29 @@ def test_unpack_run_has_no_best_error(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     pointer = tmp_path / "run/state/state.json"
     pointer.write_text(json.dumps({**json.loads(pointer.read_text()), "best": 0.5}))
-    pack_run(tmp_path / "run", tmp_path / "packed")
+    pack_run_lossily(tmp_path / "run", tmp_path / "packed")
     copy = unpack_run(tmp_path / "packed", tmp_path / "copy")
     assert json.loads((copy / "state/state.json").read_text())["best"] is None
 
 
 def test_pack_run_refuses_folder_with_other_files(run: Path, tmp_path: Path) -> None:
     (tmp_path / "packed_by_hand.zip").write_text("")
-    refuses("expected an empty folder or a packed run, got packed_by_hand.zip", pack_run, run, tmp_path)
+    refuses("expected an empty folder or a packed run, got packed_by_hand.zip", pack_run_lossily, run, tmp_path)
 
 
 def test_pack_run_limits_size_of_files(run: Path, tmp_path: Path) -> None:
-    files = pack_run(run, tmp_path / "packed", max_file_bytes=1 << 16)
+    files = pack_run_lossily(run, tmp_path / "packed", max_file_bytes=1 << 16)
     assert all(path.stat().st_size <= 1 << 16 for path in files)
     assert len(files) == 3
     parameters = sum(value.numel() for value in tensors(run, "model").values())
     headers = 60_000  # names and shapes, which do not grow with the network's width
     assert sum(path.stat().st_size for path in files[1:]) < 3.7 * parameters + headers
-    again = pack_run(run, tmp_path / "packed")
+    again = pack_run_lossily(run, tmp_path / "packed")
     assert sorted(path.name for path in (tmp_path / "packed").iterdir()) == sorted(path.name for path in again)
 
 
 def test_train_flow_continues_from_unpacked_run(run: Path, tmp_path: Path) -> None:
-    pack_run(run, tmp_path / "packed")
+    pack_run_lossily(run, tmp_path / "packed")
     copy = unpack_run(tmp_path / "packed", tmp_path / "copy")
     more = TRAINING.replace(steps=24, warmup=0.0)
     losses = {}
@@ -124,10 +124,15 @@ def test_quantized_signed_and_logarithms_limit_relative_error() -> None:
 
 
 def test_unpack_run_refuses_damaged_and_other_folders(run: Path, tmp_path: Path) -> None:
-    refuses("nothing: expected the folder of a run with a checkpoint", pack_run, tmp_path / "nothing", tmp_path / "p")
+    refuses(
+        "nothing: expected the folder of a run with a checkpoint",
+        pack_run_lossily,
+        tmp_path / "nothing",
+        tmp_path / "p",
+    )
     packed = tmp_path / "packed"
-    pack_run(run, packed)
-    refuses("run.*expected an empty folder or a packed run, got", pack_run, run, run)
+    pack_run_lossily(run, packed)
+    refuses("run.*expected an empty folder or a packed run, got", pack_run_lossily, run, run)
     refuses("expected a new or empty folder", unpack_run, packed, run)
     refuses("without packed.json", unpack_run, run, tmp_path / "copy")
     (packed / "packed-0.safetensors").unlink()

@@ -113,7 +113,7 @@ def test_write_pairs_writes_licences(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pair_files, "read_licence_list", stopped)
+        patch.setattr(pair_files, "read_pack_manifest", stopped)
         with pytest.raises(KeyboardInterrupt):
             write_pairs(tmp_path / "stopped", pairs, 1, textures=pack.path)
     assert write_pairs(tmp_path / "stopped", pairs, 1, textures=pack.path).written_count == 1  # goes on

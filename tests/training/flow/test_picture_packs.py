@@ -16,9 +16,9 @@ from fullfield import InputError
 from fullfield.training.flow.pictures import (
     PicturePack,
     create_procedural_pictures,
-    crop_squares,
+    crop_or_enlarge_to_squares,
     load_picture_pack,
-    read_licence_list,
+    read_pack_manifest,
 )
 from fullfield.training.flow.procedural import MARGIN, create_procedural_shapes
 from refusals import refuses
@@ -35,12 +35,12 @@ def photo(seed: int, height: int = 200, width: int = 260) -> np.ndarray:
     [(512, 512, 1), (640, 640, 1), (427, 640, 2), (256, 256, 1), (130, 300, 1), (128, 512, 2)],
 )
 def test_crop_squares_covers_picture(height: int, width: int, crops: int) -> None:
-    found = crop_squares(photo(2, height, width), 512)
+    found = crop_or_enlarge_to_squares(photo(2, height, width), 512)
     assert [square.shape for square in found] == [(512, 512, 3)] * crops
 
 
 def test_crop_squares_mirrors_small_pictures() -> None:
-    (square,) = crop_squares(photo(2, 128, 128), 512)  # twice as large, then mirrored
+    (square,) = crop_or_enlarge_to_squares(photo(2, 128, 128), 512)  # twice as large, then mirrored
     assert np.array_equal(square[:256], square[256:][::-1])
     assert np.array_equal(square[:, :256], square[:, 256:][:, ::-1])
     assert not np.array_equal(square[:128], square[128:256][::-1])
@@ -52,7 +52,7 @@ def test_load_picture_pack_refuses_damaged_packs(tmp_path: Path) -> None:
     refuses(r"bad\.zip: not a picture pack, or a damaged one", load_picture_pack, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("other", "")
-    for reader in (load_picture_pack, read_licence_list):
+    for reader in (load_picture_pack, read_pack_manifest):
         refuses(r"bad\.zip: not a picture pack", reader, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("manifest.json", '{"format": 99}')
@@ -79,7 +79,7 @@ def test_load_picture_pack_refuses_damaged_packs(tmp_path: Path) -> None:
             with suppress(InputError):  # whatever else it raises fails
                 load_picture_pack(bad, drawn_shapes=0)
             with suppress(InputError):
-                read_licence_list(bad)
+                read_pack_manifest(bad)
     with pytest.raises(FileNotFoundError):
         load_picture_pack(tmp_path / "absent.zip")
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_display_window_size
+from fullfield.io.files import refuse_implausible_display_window
 from fullfield.io.flow_formats import Y_NOTE, FlowRangeError, Mask, Planes
 from fullfield.io.oiio import (
     Header,
@@ -65,7 +65,7 @@ def read_selected_flow(
     Without ``use_valid_channel``, vectors that come from their surroundings count as known.
     """
     with open_source(path, "openexr", "flow in OpenEXR") as source:
-        return _read_channel_pair(
+        return _read_flow_channel_pair(
             source, _find_flow_channel_pair(source, selection), selection.y, window, use_valid_channel
         )
 
@@ -124,7 +124,7 @@ def _find_flow_channel_pair(source: ImageSource, selection: ChannelSelection) ->
     raise InputError(f"{source.path}: no {expected}; {advice}. The file has {describe_part_channels(seen)}")
 
 
-def _read_channel_pair(
+def _read_flow_channel_pair(
     source: ImageSource, pair: _FlowChannelPair, y_axis: str | None, window: Window, use_valid_channel: bool
 ) -> tuple[Planes, Mask]:
     path, part, spec = source.path, pair.part, pair.part.spec
@@ -136,7 +136,7 @@ def _read_channel_pair(
     box = resolve_window_to_box(window, part.data_window, part.display_window)
     _, _, width, height = box
     if not isinstance(window, tuple):
-        check_display_window_size(path, width, height, source.size)
+        refuse_implausible_display_window(path, width, height, source.size)
     # Zeros that nobody writes take no memory: only the data window's pixels do.
     flow = np.zeros((2, height, width), np.float32)
     valid = np.zeros((height, width), np.bool_)
@@ -157,7 +157,7 @@ def build_vector_channels(layer: str, flow: Any, y_axis: str = "up") -> list[Nam
     return [NamedPlane(f"{layer}.u", flow[0]), NamedPlane(f"{layer}.v", flow[1], y_axis == "up")]
 
 
-def write_compressed_lines(path: Path, lines: Scanlines, compression: str | None, header: Header) -> None:
+def choose_compression_and_write_lines(path: Path, lines: Scanlines, compression: str | None, header: Header) -> None:
     """Write a file, packed as :func:`choose_compression` says."""
     selected = choose_compression(compression, lines.planes)
     header = header._replace(attributes={"compression": selected, **header.attributes})
@@ -172,11 +172,11 @@ def choose_compression(compression: str | None, planes: NDArray[Any]) -> str:
 
     Zip's first level is faster than the usual fourth, and files are hardly larger: ``docs/formats.md`` has the numbers.
     """
-    selected = compression or ("zip" if _is_compressible(planes) else "none")
+    selected = compression or ("zip" if _is_clearly_smaller_with_zip(planes) else "none")
     return f"{selected}:1" if selected in ("zip", "zips") else selected
 
 
-def _is_compressible(planes: NDArray[Any]) -> bool:
+def _is_clearly_smaller_with_zip(planes: NDArray[Any]) -> bool:
     """Return whether zip makes it clearly smaller, by a trial on a few rows, rearranged as OpenEXR does."""
     height, count, width = planes.shape
     row: int = width * count * planes.itemsize
@@ -212,6 +212,6 @@ def write_st_map(path: Path, flow: Planes, window: FrameWindow | None = None) ->
         left, top, width, height = window.display
     s = (x - left + flow[0].astype(np.float64) + 0.5) / width
     t = 1 - (y - top + flow[1].astype(np.float64) + 0.5) / height
-    write_compressed_lines(
+    choose_compression_and_write_lines(
         path, pack_channels_checking_range([NamedPlane("R", s), NamedPlane("G", t)], None), None, Header(window=window)
     )

@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError, check_choice
 from fullfield.io.arrays import open_npz, read_npy, read_npz_array, read_npz_shape, write_npy
-from fullfield.io.files import check_inflated_size, join_to_one_line, raise_as_input_errors, require_nonempty_file
+from fullfield.io.files import (
+    join_to_one_line,
+    raise_as_input_errors,
+    refuse_implausible_inflated_size,
+    require_nonempty_file,
+)
 from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, fill_invalid_with_nan, mark_finite_vectors
 from fullfield.io.oiio import open_source, write_and_verify_picture
 
@@ -104,10 +109,10 @@ def _read_flo5_values(path: Path, file: Any, size: int) -> NDArray[Any]:
     stored = min(data.id.get_storage_size(), size)
     item = data.dtype.itemsize
     packing = {"max_ratio": 1} if data.id.get_create_plist().get_nfilters() == 0 else {}
-    check_inflated_size(path, f"'flow' {list(shape)}", math.prod(shape) * item, stored, **packing)
+    refuse_implausible_inflated_size(path, f"'flow' {list(shape)}", math.prod(shape) * item, stored, **packing)
     if data.chunks is not None:
         claim = f"a chunk {list(data.chunks)} of 'flow'"
-        check_inflated_size(path, claim, math.prod(data.chunks) * item, stored, **packing)
+        refuse_implausible_inflated_size(path, claim, math.prod(data.chunks) * item, stored, **packing)
     return data[()]  # type: ignore[no-any-return]
 
 
@@ -197,7 +202,9 @@ def read_npy_flow(path: Path) -> tuple[Planes, Mask]:
 
     NaN and infinity mark invalid pixels.
     """
-    return _convert_to_float32_and_mark_finite(_move_planes_first(path, read_npy(path, require_nonempty_file(path))))
+    return _convert_to_float32_and_mark_finite(
+        _move_components_first(path, read_npy(path, require_nonempty_file(path)))
+    )
 
 
 def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
@@ -214,7 +221,7 @@ def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
                 raise InputError(f"{path}: expected u and v of one shape [H, W], got {listed}")
             values = np.stack([read_npz_array(path, archive, name) for name in ("u", "v")])
         else:
-            values = _move_planes_first(path, read_npz_array(path, archive, array_name)).copy()
+            values = _move_components_first(path, read_npz_array(path, archive, array_name)).copy()
         masks = {name: read_npz_array(path, archive, name, "fiub") for name in ("valid", "invalid") if name in names}
         doubtful = [name for name in names if "mask" in name.lower()]
     flow, valid = _convert_to_float32_and_mark_finite(values)
@@ -230,7 +237,7 @@ def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
     return flow, valid
 
 
-def _move_planes_first(path: Path, array: NDArray[Any]) -> NDArray[Any]:
+def _move_components_first(path: Path, array: NDArray[Any]) -> NDArray[Any]:
     """Return ``[2, H, W]``; a last axis of two decides."""
     if array.ndim != 3 or 2 not in (array.shape[0], array.shape[-1]):
         raise InputError(f"{path}: expected flow [H, W, 2] or [2, H, W], got shape {list(array.shape)}")

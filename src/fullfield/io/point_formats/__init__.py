@@ -51,7 +51,7 @@ def convert_to_float_coordinates(values: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(values, dtype_)
 
 
-def convert_colors_to_uint8(colors: NDArray[Any]) -> NDArray[Any]:
+def scale_colors_to_uint8(colors: NDArray[Any]) -> NDArray[Any]:
     """Return colours of 16 bits or floats of 0 to 1 as bytes."""
     scaled: NDArray[Any] = colors  # bytes, also those that a format stores in a wider type
     if colors.dtype.kind == "f":
@@ -61,7 +61,7 @@ def convert_colors_to_uint8(colors: NDArray[Any]) -> NDArray[Any]:
     return scaled.clip(0, 255).astype(np.uint8)
 
 
-def convert_colors_to_uint16(colors: NDArray[Any]) -> NDArray[Any]:
+def scale_colors_to_uint16(colors: NDArray[Any]) -> NDArray[Any]:
     """Return colours of 8 bits or floats of 0 to 1 as words of 16 bits."""
     scaled: NDArray[Any] = colors
     if colors.dtype.kind == "f":

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError, SetupError
-from fullfield.io.files import check_inflated_size, describe_error, join_to_one_line, require_nonempty_file
-from fullfield.io.point_formats import PointCloud, convert_colors_to_uint16
+from fullfield.io.files import describe_error, join_to_one_line, refuse_implausible_inflated_size, require_nonempty_file
+from fullfield.io.point_formats import PointCloud, scale_colors_to_uint16
 
 _STEP = 1e-4
 _SHORTEST = 227
@@ -92,7 +92,7 @@ def write_las(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:
     rows = laspy.LasData(header)
     rows.x, rows.y, rows.z = points.T
     if cloud.colors is not None:
-        rows.red, rows.green, rows.blue = convert_colors_to_uint16(cloud.colors).T
+        rows.red, rows.green, rows.blue = scale_colors_to_uint16(cloud.colors).T
     try:
         for name, values in columns.items():
             rows[name if name in standard else name[:32]] = values.astype(_choose_extra_bytes_type(values))
@@ -148,7 +148,7 @@ def _check_header_counts(path: Path, file: IO[bytes], size: int) -> None:
         _check_variable_length_records(path, file, (extended_at, size), extended, _EXTENDED_HEADER, ("<Q", 20))
     expected_bytes, stored = points * row, size - points_at
     if point_format & _COMPRESSED:
-        check_inflated_size(path, f"the header ({points} points)", expected_bytes, stored, _LAZ_RATIO)
+        refuse_implausible_inflated_size(path, f"the header ({points} points)", expected_bytes, stored, _LAZ_RATIO)
         if points:
             _check_laz_chunk_table(path, file, points_at, size, point_format & 0x3F, row)
     elif expected_bytes > stored:

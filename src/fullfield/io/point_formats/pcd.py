@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated_size, join_to_one_line, require_nonempty_file
+from fullfield.io.files import join_to_one_line, refuse_implausible_inflated_size, require_nonempty_file
 from fullfield.io.point_formats import (
     PointCloud,
     build_cloud_by_popping_columns,
-    convert_colors_to_uint8,
     read_binary_columns,
     read_text_columns,
+    scale_colors_to_uint8,
 )
 
 _LONGEST_HEADER = 1 << 16
@@ -33,13 +33,13 @@ def read_pcd(path: Path) -> PointCloud:
     """Read a PCD file."""
     size = require_nonempty_file(path)
     with path.open("rb") as file:
-        header = _read_header(path, file)
+        header = _read_pcd_header(path, file)
         fields = _parse_fields(path, header)
-        count = _read_point_count(path, header)
+        count = _parse_point_count(path, header)
         data_kind = " ".join(header["DATA"])
         left = size - file.tell()
         if data_kind == "ascii":
-            columns = _read_text_columns(path, file, _list_value_names_and_types(fields), count, left)
+            columns = _read_typed_text_columns(path, file, _list_value_names_and_types(fields), count, left)
         elif data_kind == "binary":
             columns = read_binary_columns(path, file, _build_dtype(path, fields), count, left)
         elif data_kind == "binary_compressed":
@@ -55,7 +55,7 @@ def write_pcd(path: Path, cloud: PointCloud) -> None:
     if cloud.normals is not None:
         columns.update(zip(("normal_x", "normal_y", "normal_z"), cloud.normals.T, strict=True))
     if cloud.colors is not None:
-        red, green, blue = convert_colors_to_uint8(cloud.colors).astype(np.uint32).T
+        red, green, blue = scale_colors_to_uint8(cloud.colors).astype(np.uint32).T
         columns["rgb"] = red << 16 | green << 8 | blue
     for name, values in cloud.attributes.items():
         plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name) or "attribute"
@@ -83,7 +83,7 @@ def write_pcd(path: Path, cloud: PointCloud) -> None:
         file.write(rows.data)
 
 
-def _read_header(path: Path, file: IO[bytes]) -> dict[str, list[str]]:
+def _read_pcd_header(path: Path, file: IO[bytes]) -> dict[str, list[str]]:
     header_lines: dict[str, list[str]] = {}
     while "DATA" not in header_lines:
         line = file.readline(1 << 14)
@@ -95,16 +95,16 @@ def _read_header(path: Path, file: IO[bytes]) -> dict[str, list[str]]:
     return header_lines
 
 
-def _read_point_count(path: Path, header: dict[str, list[str]]) -> int:
+def _parse_point_count(path: Path, header: dict[str, list[str]]) -> int:
     """Return the number of points; files of the first versions have it as width and height alone."""
     if "POINTS" in header:
-        return _read_header_integer(path, header, "POINTS")
-    return _read_header_integer(path, header, "WIDTH") * (
-        _read_header_integer(path, header, "HEIGHT") if "HEIGHT" in header else 1
+        return _parse_header_integer(path, header, "POINTS")
+    return _parse_header_integer(path, header, "WIDTH") * (
+        _parse_header_integer(path, header, "HEIGHT") if "HEIGHT" in header else 1
     )
 
 
-def _read_header_integer(path: Path, header: dict[str, list[str]], name: str) -> int:
+def _parse_header_integer(path: Path, header: dict[str, list[str]], name: str) -> int:
     match header.get(name):
         case [text] if text.isascii() and text.isdigit() and len(text) <= 18:
             return int(text)
@@ -156,11 +156,11 @@ def _build_dtype(path: Path, fields: list[tuple[str, str, int]]) -> np.dtype[Any
         raise InputError(f"{path}: corrupt PCD header: two fields have one name") from error
 
 
-def _read_text_columns(
-    path: Path, file: IO[bytes], names_and_types: Sequence[tuple[str, str]], row_count: int, max_bytes: int
+def _read_typed_text_columns(
+    path: Path, file: IO[bytes], names_and_types: Sequence[tuple[str, str]], row_count: int, remaining_bytes: int
 ) -> dict[str, NDArray[Any]]:
     """Read rows of text; packed colours become uint32, whether they are written as whole numbers or as floats."""
-    columns = read_text_columns(path, file, [(name, "<f8") for name, _ in names_and_types], row_count, max_bytes)
+    columns = read_text_columns(path, file, [(name, "<f8") for name, _ in names_and_types], row_count, remaining_bytes)
     for name, kind in names_and_types:
         values = columns[name]
         if name in _PACKED and kind[-1] == "4":
@@ -207,7 +207,7 @@ def _read_compressed_columns(
             f"{unpacked} packed into {packed} follow, "
             f"{len(data) - 8} are stored"
         )
-    check_inflated_size(path, "the packed data", unpacked, packed, _LZF_RATIO)
+    refuse_implausible_inflated_size(path, "the packed data", unpacked, packed, _LZF_RATIO)
     values = _decompress_lzf(path, data[8 : 8 + packed], unpacked)
     columns, start = {}, 0
     for name, kind in _list_value_names_and_types(fields):  # one field after the other

@@ -17,9 +17,9 @@ from fullfield.io.point_formats import (
     PointCloud,
     build_cloud_by_popping_columns,
     build_missing_axes_error,
-    convert_colors_to_uint8,
     read_binary_columns,
     read_text_columns,
+    scale_colors_to_uint8,
 )
 
 _TYPES = {
@@ -107,7 +107,7 @@ def _read_header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
 def write_ply(path: Path, cloud: PointCloud) -> None:
     """Write a binary PLY file, with colours as bytes, as other programs expect them."""
     columns: list[tuple[str, NDArray[Any]]] = []
-    colors = None if cloud.colors is None else convert_colors_to_uint8(cloud.colors)
+    colors = None if cloud.colors is None else scale_colors_to_uint8(cloud.colors)
     for names, values in (("x y z", cloud.points), ("nx ny nz", cloud.normals), ("red green blue", colors)):
         if values is not None:
             columns.extend((name, values[:, i]) for i, name in enumerate(names.split()))

@@ -276,7 +276,9 @@ class SEARAFT(FlowNetwork):
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
         """Return :meth:`predictions`, each with its mixture as in :meth:`flow_with_mixture`."""
-        padding, states = self._encode_and_iterate_states(frame1, frame2, self._get_update_count(updates), initial_flow)
+        padding, states = self._encode_and_iterate_states(
+            frame1, frame2, self._resolve_update_count(updates), initial_flow
+        )
         return [self._upsample_state(state, padding) for state in states]
 
     def coarse_predictions(
@@ -287,7 +289,7 @@ class SEARAFT(FlowNetwork):
         Every prediction is the flow in pixels with its mixture [B, 6, h, w] and the weights [B, 9·8·8, h, w].
         """
         count, padding, start = self._check_and_resolve_call_arguments(
-            frame1, frame2, self._get_update_count(updates), initial_flow, min_updates=0
+            frame1, frame2, self._resolve_update_count(updates), initial_flow, min_updates=0
         )
         prepared = self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
         fmap1, fmap2, net, context, flow, field, mask = (self._compiled_start or self._encode_and_predict_start)(

@@ -53,7 +53,7 @@ def point_pool(
     if mode == "max":
         if is_eager(features):
             if not (torch.is_grad_enabled() and features.requires_grad):
-                return _compute_max_pool(features, *directions)[0]
+                return _compute_maxima_and_winners_per_center(features, *directions)[0]
             pooled: Tensor = _MaxPooling.apply(features, *directions)  # type: ignore[no-untyped-call]
             return pooled
         out = _MAX(features, *directions)[0]
@@ -69,45 +69,45 @@ def _count_entries_per_chunk(features: Tensor) -> int:
     return CHUNK_BYTES // max(1, features.shape[1] * 4 * features.itemsize)
 
 
-def _compute_sum_pool(
+def _sum_features_per_center(
     features: Tensor,
     forward_triplets: list[Tensor],
     backward_triplets: list[Tensor],  # noqa: ARG001
-    cells: int,
+    cell_count: int,
 ) -> Tensor:
     triplets = Triplets(*forward_triplets)
     if is_usable_or_warn_missing("point_pool", "cuda", kernels.explain_unsupported(features)):
-        return kernels.sum_features_per_row(features, triplets, cells)
+        return kernels.sum_features_per_row(features, triplets, cell_count)
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
     for first, last, start, end in split_rows_into_chunks(triplets.rows, _count_entries_per_chunk(features)):
-        index, _ = unpack_triplets(triplets, cells, start, end)
+        index, _ = unpack_triplets(triplets, cell_count, start, end)
         bounds = triplets.rows[first : last + 1] - start
         gathered = features.index_select(0, index)
         out[first:last] = torch.segment_reduce(gathered, "sum", offsets=bounds, initial=0, unsafe=True)
     return out
 
 
-def _compute_sum_pool_fake(features: Tensor, forward_triplets: list[Tensor], *_: Any) -> Tensor:
+def _sum_features_per_center_fake(features: Tensor, forward_triplets: list[Tensor], *_: Any) -> Tensor:
     return features.new_empty(forward_triplets[0].shape[0] - 1, features.shape[1])
 
 
-def _compute_max_pool(
+def _compute_maxima_and_winners_per_center(
     features: Tensor,
     forward_triplets: list[Tensor],
     backward_triplets: list[Tensor],  # noqa: ARG001
-    cells: int,
+    cell_count: int,
 ) -> tuple[Tensor, Tensor]:
     """Return the maxima and the points that they come from, int32, −1 for none."""
     triplets = Triplets(*forward_triplets)
     if is_usable_or_warn_missing("point_pool", "cuda", kernels.explain_unsupported(features)):
-        return kernels.max_features_per_row(features, triplets, cells)
+        return kernels.max_features_per_row(features, triplets, cell_count)
     shape = (triplets.rows.numel() - 1, features.shape[1])
     out, winners = features.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
     nowhere = 2**31 - 1
     for first, last, start, end in split_rows_into_chunks(triplets.rows, _count_entries_per_chunk(features)):
         if start == end:
             continue
-        index, _ = unpack_triplets(triplets, cells, start, end)
+        index, _ = unpack_triplets(triplets, cell_count, start, end)
         row = expand_row_offsets(triplets.rows[first : last + 1] - start)[:, None].expand(-1, shape[1])
         gathered = features.index_select(0, index)
         best = out[first:last].fill_(-torch.inf).scatter_reduce_(0, row, gathered, "amax")
@@ -119,20 +119,22 @@ def _compute_max_pool(
     return out.masked_fill_(none, 0), winners.masked_fill_(none, -1)
 
 
-def _compute_max_pool_fake(features: Tensor, forward_triplets: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
-    out = _compute_sum_pool_fake(features, forward_triplets)
+def _compute_maxima_and_winners_per_center_fake(
+    features: Tensor, forward_triplets: list[Tensor], *_: Any
+) -> tuple[Tensor, Tensor]:
+    out = _sum_features_per_center_fake(features, forward_triplets)
     return out, torch.empty_like(out, dtype=torch.int32)
 
 
-def _backpropagate_max(grad: Tensor, winners: Tensor, backward_triplets: list[Tensor], cells: int) -> Tensor:
+def _backpropagate_max(grad: Tensor, winners: Tensor, backward_triplets: list[Tensor], cell_count: int) -> Tensor:
     """Collect for every point from the centres that chose it, in the accumulating dtype."""
     exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
     triplets = Triplets(*backward_triplets)
     if is_usable_or_warn_missing("point_pool", "cuda", kernels.explain_unsupported(grad)):
-        return kernels.backpropagate_max(grad, winners, triplets, cells)
+        return kernels.backpropagate_max(grad, winners, triplets, cell_count)
     out = grad.new_empty(triplets.rows.numel() - 1, grad.shape[1])
     for first, last, start, end in split_rows_into_chunks(triplets.rows, _count_entries_per_chunk(grad)):
-        index, _ = unpack_triplets(triplets, cells, start, end)
+        index, _ = unpack_triplets(triplets, cell_count, start, end)
         rows = triplets.rows[first : last + 1] - start
         point = expand_row_offsets(rows)[:, None] + first
         contribution = torch.where(winners[index] == point, grad[index], 0).to(exact)
@@ -140,15 +142,15 @@ def _backpropagate_max(grad: Tensor, winners: Tensor, backward_triplets: list[Te
     return out
 
 
-def _backpropagate_max_fake(grad: Tensor, winners: Tensor, backward_triplets: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
+def _backpropagate_max_fake(grad: Tensor, winners: Tensor, backward_triplets: list[Tensor], cell_count: int) -> Tensor:  # noqa: ARG001
     return grad.new_empty(backward_triplets[0].shape[0] - 1, grad.shape[1])
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _, forward, backward, cells = inputs
+    _, forward, backward, cell_count = inputs
     winners = [output[1]] if isinstance(output, tuple) else []
     ctx.save_for_backward(*forward, *backward, *winners)
-    ctx.count, ctx.cells = (len(forward), len(backward)), cells
+    ctx.count, ctx.cells = (len(forward), len(backward)), cell_count
 
 
 def _compute_sum_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -179,11 +181,12 @@ def _differentiate_max_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 _SUM = register_operator_for_torch_func(
     "point_sum(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> Tensor",
-    _compute_sum_pool, _compute_sum_pool_fake, _save_for_backward, _compute_sum_gradient,
+    _sum_features_per_center, _sum_features_per_center_fake, _save_for_backward, _compute_sum_gradient,
 )  # fmt: skip
 _MAX = register_operator_for_torch_func(
     "point_max(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> (Tensor out, Tensor winners)",
-    _compute_max_pool, _compute_max_pool_fake, _save_for_backward, _compute_max_gradient,
+    _compute_maxima_and_winners_per_center, _compute_maxima_and_winners_per_center_fake,
+    _save_for_backward, _compute_max_gradient,
 )  # fmt: skip
 _COLLECT = register_operator_for_torch_func(
     "point_max_backward(Tensor grad, Tensor winners, Tensor[] backward, int cells) -> Tensor",
@@ -196,11 +199,11 @@ class _MaxPooling(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, forward_triplets: list[Tensor], backward_triplets: list[Tensor], cells: int
+        ctx: Any, features: Tensor, forward_triplets: list[Tensor], backward_triplets: list[Tensor], cell_count: int
     ) -> Tensor:
-        out, winners = _compute_max_pool(features, forward_triplets, backward_triplets, cells)
+        out, winners = _compute_maxima_and_winners_per_center(features, forward_triplets, backward_triplets, cell_count)
         ctx.save_for_backward(winners)
-        ctx.backward_rows, ctx.cells = backward_triplets, cells
+        ctx.backward_rows, ctx.cells = backward_triplets, cell_count
         return out
 
     @staticmethod

@@ -89,7 +89,7 @@ class TVL1Solver:
         or device than the solver's, and for frames that hold NaN or infinity.
         """
         queued = self.queue(frame1, frame2, initial_flow=initial_flow, progress=progress)
-        queued.check()
+        queued.wait_and_check()
         return queued.flow
 
     def queue(
@@ -100,9 +100,9 @@ class TVL1Solver:
         initial_flow: Tensor | None = None,
         progress: Callable[[float, str], None] | None = None,
     ) -> QueuedFlow:
-        """Do as a call does, but wait for a GPU and look at the flags only in the result's ``check``.
+        """Do as a call does, but wait for a GPU and look at the flags only in the result's ``wait_and_check``.
 
-        Until ``check`` has returned, the flow may be of frames that a call refuses.
+        Until ``wait_and_check`` has returned, the flow may be of frames that a call refuses.
         """
         first, second = (
             check_and_detach_frame(frame, name, self.height, self.width, self.device)
@@ -132,25 +132,27 @@ _SCHEMA = (
 )
 
 
-def _choose_dtype(frame: Tensor) -> torch.dtype:
+def _choose_solver_dtype(frame: Tensor) -> torch.dtype:
     return torch.float64 if frame.dtype == torch.float64 else torch.float32
 
 
-def _solve(
+def _solve_with_new_solver(
     frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, backend: str | None, **parameters: Any
 ) -> Tensor:
     height, width = frame1.shape[-2:]
     config = TVL1Config(**parameters)
-    solver = TVL1Solver(height, width, config, dtype=_choose_dtype(frame1), device=frame1.device, backend=backend)
+    solver = TVL1Solver(
+        height, width, config, dtype=_choose_solver_dtype(frame1), device=frame1.device, backend=backend
+    )
     return solver(frame1, frame2, initial_flow=initial_flow)
 
 
-tvl1_op = torch.library.custom_op("fullfield::tvl1", _solve, mutates_args=(), schema=_SCHEMA)
+tvl1_op = torch.library.custom_op("fullfield::tvl1", _solve_with_new_solver, mutates_args=(), schema=_SCHEMA)
 
 
 @tvl1_op.register_fake
-def _solve_fake(frame1: Tensor, *_: Any, **__: Any) -> Tensor:
-    return frame1.new_empty(frame1.shape[0], 2, *frame1.shape[2:], dtype=_choose_dtype(frame1))
+def _solve_with_new_solver_fake(frame1: Tensor, *_: Any, **__: Any) -> Tensor:
+    return frame1.new_empty(frame1.shape[0], 2, *frame1.shape[2:], dtype=_choose_solver_dtype(frame1))
 
 
 def tvl1(

@@ -31,7 +31,7 @@ class QueuedFlow(NamedTuple):
     """Flow that a GPU may still be computing, and the check that waits for it."""
 
     flow: Tensor  # [B, 2, H, W]
-    check: Callable[[], None] = lambda: None
+    wait_and_check: Callable[[], None] = lambda: None
     """Wait for the flow; InputError if values of the frames or the flow are out of range."""
 
 
@@ -83,7 +83,7 @@ def check_finite(tensor: Tensor, name: str, expected: str = "finite values") -> 
         raise _check.InputError(f"{name}: expected {expected}, got NaN or infinity")
 
 
-def to_grey_255(frame: Tensor) -> Tensor:
+def convert_to_grey_255(frame: Tensor) -> Tensor:
     """Convert [B, C, H, W] of 0 ... 1 to [B, H, W] of 0 ... 255."""
     if frame.shape[1] == 1:
         return frame[:, 0] * 255.0
@@ -111,7 +111,7 @@ def solve_each_pair(
     check_frame_values(frame2, "frame2")
     if initial_flow is not None:
         check_finite(initial_flow, "initial_flow")
-    grey1, grey2 = to_grey_255(frame1), to_grey_255(frame2)
+    grey1, grey2 = convert_to_grey_255(frame1), convert_to_grey_255(frame2)
     flow = frame1.new_empty(len(frame1), 2, *frame1.shape[2:])
     for item in range(len(frame1)):
         item_start = None if initial_flow is None else initial_flow[item]

@@ -24,7 +24,7 @@ from fullfield.ops.tvl1.frames import (
     check_finite,
     check_frame_values,
     check_solver_arguments,
-    to_grey_255,
+    convert_to_grey_255,
 )
 
 REFINEMENT_BACKENDS = ("cuda", "cpu", "reference")
@@ -105,11 +105,11 @@ class FlowRefiner:
         for tensors of another size, type or device than the refiner's, and for values that are NaN or infinite.
         """
         queued = self.queue(frame1, frame2, flow, backward)
-        queued.check()
+        queued.wait_and_check()
         return queued.flow
 
     def queue(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> QueuedFlow:
-        """Do as a call does, but wait for a GPU and look at its flags only in the result's ``check``."""
+        """Do as a call does, but wait for a GPU and look at its flags only in the result's ``wait_and_check``."""
         first, second = self._check_and_convert_frame(frame1, "frame1"), self._check_and_convert_frame(frame2, "frame2")
         _check.require(frame1.shape == frame2.shape, "frame2", f"shape {list(frame1.shape)} like frame1", frame2)
         prior = self._check_and_convert_flow(flow, "flow", len(first))
@@ -144,7 +144,7 @@ class FlowRefiner:
         self, first: Tensor, second: Tensor, prior: Tensor, backward: Tensor | None, *, rounds: int
     ) -> tuple[Tensor, Tensor]:
         """Run one pass; return flow and misfits [B, N]."""
-        grey1, grey2 = to_grey_255(first), to_grey_255(second)
+        grey1, grey2 = convert_to_grey_255(first), convert_to_grey_255(second)
         refined = torch.empty_like(prior)
         misfit = torch.empty(len(first), min(rounds, JUDGED), dtype=torch.float64, device=prior.device)
         threads, config = torch.get_num_threads(), self.config.replace(rounds=rounds)

@@ -228,20 +228,20 @@ class CudaRefiner:
     ) -> tuple[Tensor, Tensor]:
         """Refine a flow by all passes; return what remains, [B, 2, H, W], with flags. Both are on the device."""
         passes = self.passes if backward is not None else self.passes[-1:]
-        return self._refine(frame1, frame2, flow, backward, _RefinementGraphKey(frame1.shape[1], passes, blends=True))[
-            :2
-        ]
+        return self._run_refinement(
+            frame1, frame2, flow, backward, _RefinementGraphKey(frame1.shape[1], passes, blends=True)
+        )[:2]
 
     def refine_without_blending(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, rounds: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return one pass's flow with all of its change, flags, and the misfits [B, N] of ``guided_reference``."""
         rounds = self._config.rounds if rounds is None else rounds
-        return self._refine(
+        return self._run_refinement(
             frame1, frame2, flow, backward, _RefinementGraphKey(frame1.shape[1], (rounds,), blends=False)
         )
 
-    def _refine(
+    def _run_refinement(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, graph_key: _RefinementGraphKey
     ) -> tuple[Tensor, Tensor, Tensor]:
         refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)

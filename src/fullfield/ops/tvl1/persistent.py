@@ -119,7 +119,7 @@ class PersistentSolver:
             self._engine.start.zero_()
             self._engine.load_grey_frames_and_bind_output(frames, 0, flow)
             self._pair.replay()
-            self._stop_timing(end)
+            self._record_end_event(end)
             self._previous = 1
         return flow
 
@@ -141,7 +141,7 @@ class PersistentSolver:
             self._previous = 1 - self._previous
             self._engine.load_grey_frames_and_bind_output((tensor,), self._previous, flow)
             self._steps[self._previous].replay()
-            self._stop_timing(end)
+            self._record_end_event(end)
         return flow
 
     def restart(self) -> None:
@@ -171,7 +171,7 @@ class PersistentSolver:
     # ---- one call
 
     def _check_and_detach_frame(self, frame: Any, name: str) -> Tensor:
-        tensor = _convert_to_tensor(frame, name)
+        tensor = _convert_dlpack_to_tensor(frame, name)
         _check.check_tensor(tensor, name, self.shape, dtypes=(self.dtype,), device=self.device)
         return tensor.detach()
 
@@ -180,7 +180,7 @@ class PersistentSolver:
         shape = (batch, 2, height, width)
         if out is None:
             return torch.empty(shape, device=self.device, dtype=torch.float32)
-        flow = _convert_to_tensor(out, "out")
+        flow = _convert_dlpack_to_tensor(out, "out")
         _check.check_tensor(flow, "out", shape, dtypes=(torch.float32,), device=self.device)
         _check.require(flow.is_contiguous(), "out", "contiguous memory", f"strides {list(flow.stride())}")
         return flow
@@ -192,7 +192,7 @@ class PersistentSolver:
         self._times[at][0].record()
         return self._times[at][1]
 
-    def _stop_timing(self, event: torch.cuda.Event) -> None:
+    def _record_end_event(self, event: torch.cuda.Event) -> None:
         event.record()
         self._count += 1
 
@@ -241,7 +241,7 @@ def _create_timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _convert_to_tensor(value: Any, name: str) -> Tensor:
+def _convert_dlpack_to_tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     _check.require(hasattr(value, "__dlpack__"), name, "a tensor or an array with __dlpack__", value)

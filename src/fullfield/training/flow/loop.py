@@ -24,14 +24,14 @@ from fullfield.training.checkpoint import (
     TrainingFolder,
     copy_state_dict,
     has_checkpoint,
-    restore_run,
+    restore_run_if_any,
     write_safetensors,
 )
 from fullfield.training.flow.batch import FlowBatch, PairSource, check_batch, prefetch_batches_if_possible
 from fullfield.training.flow.config import FlowTraining
 from fullfield.training.flow.curves import CURVES, FlowRow, TensorBoardWriter, import_figure_class, plot_history
 from fullfield.training.flow.ranks import Ranks, join_process_group
-from fullfield.training.flow.stepping import StepMeans, TrainingStepper, build_divergence_error, check_steps_finite
+from fullfield.training.flow.stepping import StepMeans, TrainingStepper, build_divergence_error, raise_if_diverged
 
 Progress = Callable[[float, str], None]
 Validation = Callable[[nn.Module], float]
@@ -170,7 +170,7 @@ def train_flow(
         finally:
             model.eval()
             if stepper is not None:
-                stepper.close()
+                stepper.restore_model()
 
 
 def freeze_batch_norm_statistics(model: nn.Module) -> None:
@@ -275,14 +275,14 @@ class _TrainingLoop:
         # Every process raises for weights, which all of them share; buffers are each process's own, and the first's
         # are stored.
         self.check = FiniteStateCheck(self._get_checkpointed_modules(), stepper.optimizer, buffers=self.team.is_first)
-        restored = self._restore_state(folder)
+        restored = self._restore_state_if_any(folder)
         if restored is not None:
             self.history, state = restored
             self.batches, self.best, self.validation_due = state.batches, state.best, state.validation_due
             stepper.scaling = state.scaling.to(stepper.device)
             if self.team.is_first:
                 torch.set_rng_state(state.rng)
-        elif after is not None and (before := self._restore_state(after)) is not None:
+        elif after is not None and (before := self._restore_state_if_any(after)) is not None:
             self.batches = -(-before[1].pairs // self.training.batch)
         # Seconds of training when the last row was written.
         self.checkpoint_seconds = self.history[-1].seconds if self.history else 0.0
@@ -296,9 +296,9 @@ class _TrainingLoop:
             self._write_averaged_weights(self.run_folder.folder)
             self._draw_curves(self.run_folder.folder)
 
-    def _restore_state(self, folder: Path) -> tuple[list[FlowRow], _ResumeState] | None:
+    def _restore_state_if_any(self, folder: Path) -> tuple[list[FlowRow], _ResumeState] | None:
         """Load the state of a run into the stepper, all but the loss's scale."""
-        restored = restore_run(folder, self._get_checkpointed_modules(), self.stepper.optimizer, FlowRow)
+        restored = restore_run_if_any(folder, self._get_checkpointed_modules(), self.stepper.optimizer, FlowRow)
         if restored is None:
             return None
         self.stepper.fold_biases_into_norms()
@@ -341,7 +341,7 @@ class _TrainingLoop:
                 continue
             reading = self.stepper.read_and_reset_means()
             self.readings.append(reading)
-            check_steps_finite(reading, step, training)
+            raise_if_diverged(reading, step, training)
             seconds = clock.read_and_update_pace(step)
             completed = training.compute_completed_fraction(step, seconds)
             paused = must_stop or (run.pause_after_s is not None and clock.process_seconds >= run.pause_after_s)
@@ -355,14 +355,14 @@ class _TrainingLoop:
             self._report_progress(completed, step, reading, clock)
             if is_due:
                 training_stops, validates_later = paused or completed >= 1.0, must_stop and completed < 1.0
-                self._write_checkpoint(
+                self._check_log_and_write_checkpoint(
                     step, seconds, learning_rate, training_stops=training_stops, validates_later=validates_later
                 )
                 self.checkpoint_seconds = clock.read_and_update_pace(step, only_steps_ran=False)
                 completed = training.compute_completed_fraction(step, self.checkpoint_seconds)
         return TrainedFlow(self.stepper.average.model, self.history, completed, first_step)
 
-    def _write_checkpoint(
+    def _check_log_and_write_checkpoint(
         self, step: int, seconds: float, learning_rate: float, *, training_stops: bool, validates_later: bool
     ) -> None:
         """Check the state, add a row to the history and write a checkpoint."""

@@ -91,12 +91,14 @@ def _draw_tube(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
     return np.stack([x + thickness * np.cos(angle), 2 * u - 1, z + thickness * np.sin(angle)], 1), faces
 
 
-def _build_sphere(stream: RandomStream, radius: Callable[[Floats], Floats]) -> tuple[Floats, NDArray[np.int64]]:
+def _build_squashed_sphere(
+    stream: RandomStream, compute_radius: Callable[[Floats], Floats]
+) -> tuple[Floats, NDArray[np.int64]]:
     u, v, faces = _build_parameter_grid(along_closed=False)
     latitude, longitude = np.pi * (u - 0.5), 2 * np.pi * v
     ring = np.cos(latitude)
     points = np.stack([ring * np.cos(longitude), np.sin(latitude), ring * np.sin(longitude)], 1)
-    return points * radius(points)[:, None] * [stream.draw_between(0.4, 1) for _ in range(3)], faces
+    return points * compute_radius(points)[:, None] * [stream.draw_between(0.4, 1) for _ in range(3)], faces
 
 
 def _draw_lump(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
@@ -108,14 +110,14 @@ def _draw_lump(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
         total: Floats = 1 + np.sum(heights, axis=0)
         return total
 
-    return _build_sphere(stream, compute_radius)
+    return _build_squashed_sphere(stream, compute_radius)
 
 
 def _draw_spiky_sphere(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
     spikes = stream.draw_uniform_numbers(stream.draw_integer(4, 12), 3) - 0.5
     spikes = spikes / np.linalg.norm(spikes, axis=1, keepdims=True)
     sharpness, height = stream.draw_between(8, 60), stream.draw_between(0.3, 1.5)
-    return _build_sphere(stream, lambda at: 1 + height * np.exp(sharpness * ((at @ spikes.T).max(1) - 1)))
+    return _build_squashed_sphere(stream, lambda at: 1 + height * np.exp(sharpness * ((at @ spikes.T).max(1) - 1)))
 
 
 Bar = tuple[Floats, float, float]

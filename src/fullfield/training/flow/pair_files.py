@@ -16,7 +16,7 @@ from fullfield._ledger.settings import SettingsFile
 from fullfield.io import write_flow, write_image
 from fullfield.io.files import remove_abandoned_temporary_files, write_atomically
 from fullfield.training.flow.pairs import PairGenerator
-from fullfield.training.flow.pictures import format_licences, read_licence_list
+from fullfield.training.flow.pictures import format_licences, read_pack_manifest
 
 MANIFEST, LICENCES = "pairs.json", "licences.md"
 FLOW_FORMATS = ("flo", "png")
@@ -68,7 +68,7 @@ def write_pairs(
         base / MANIFEST,
         "the settings of synthetic pairs",
         entries={"count": "count"},
-        select_binding_settings=_drop_count,
+        select_binding_settings=_drop_pair_count,
     )
     settings = {**manifest, "count": count}
     before = file.write_or_check(
@@ -81,7 +81,7 @@ def write_pairs(
         remove_abandoned_temporary_files(base / name)
     if textures is not None:
         with write_atomically(base / LICENCES) as temporary:
-            temporary.write_text(format_licences(read_licence_list(textures)), "utf-8")
+            temporary.write_text(format_licences(read_pack_manifest(textures)), "utf-8")
     written = 0
     for start in range(0, count, pairs_per_batch):
         numbers = [
@@ -138,7 +138,7 @@ def _build_manifest(pairs: PairGenerator, textures: str | Path | None, flow_form
     }
 
 
-def _drop_count(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_pair_count(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in manifest.items() if name != "count"}
 
 

@@ -72,10 +72,10 @@ def load_picture_pack(path: str | Path | None, *, size: int = 512, drawn_shapes:
     squares: list[Pixels] = []
     names: list[str] = []
     with _raise_damage_as_input_error(where), zipfile.ZipFile(where) as file:
-        entries = _read_manifest(where, file)
+        entries = _read_and_check_manifest(where, file)
         for entry in entries["pictures"]:
             picture = _decode_picture(file.read(entry["file"]))
-            for crop, square in enumerate(crop_squares(picture, size)):
+            for crop, square in enumerate(crop_or_enlarge_to_squares(picture, size)):
                 squares.append(square)
                 names.append(f"{entry['package']}/{entry['path']}, {entry['view']}, crop {crop + 1}")
         data = file.read(SHAPES)
@@ -137,16 +137,16 @@ def create_procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, 
     return PicturePack(torch.from_numpy(pictures), torch.from_numpy(create_procedural_shapes(shapes, seed)), names)
 
 
-def read_licence_list(path: str | Path) -> dict[str, Any]:
+def read_pack_manifest(path: str | Path) -> dict[str, Any]:
     """Return the pack's manifest: ``pictures`` and ``shapes``, each with package, version, path, author and licence."""
     with _raise_damage_as_input_error(Path(path)), zipfile.ZipFile(path) as file:
-        return _read_manifest(Path(path), file)
+        return _read_and_check_manifest(Path(path), file)
 
 
 def format_licences(manifest: Mapping[str, Any]) -> str:
     """Return the licence list of a pack as Markdown: counts, then every file by package, licence and author.
 
-    ``manifest`` is the result of :func:`read_licence_list`.
+    ``manifest`` is the result of :func:`read_pack_manifest`.
     """
     kinds = ("pictures", "shapes", "meshes")
     files: dict[tuple[str, ...], dict[str, set[str]]] = {}
@@ -188,7 +188,7 @@ def _raise_damage_as_input_error(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: not a picture pack, or a damaged one ({error})") from error
 
 
-def crop_squares(picture: Pixels, size: int) -> list[Pixels]:
+def crop_or_enlarge_to_squares(picture: Pixels, size: int) -> list[Pixels]:
     """Square crops [size, size, 3] of a picture [H, W, 3], at about one texel a pixel."""
     from PIL import Image
 
@@ -235,7 +235,7 @@ def _compute_mirrored_indices(length: int, count: int) -> NDArray[np.int64]:
     return np.minimum(period, 2 * length - 1 - period)
 
 
-def _read_manifest(path: Path, file: zipfile.ZipFile) -> dict[str, Any]:
+def _read_and_check_manifest(path: Path, file: zipfile.ZipFile) -> dict[str, Any]:
     entries = json.loads(file.read(MANIFEST))
     if not isinstance(entries, dict) or entries.get("format") != FORMAT:
         raise InputError(f"{path}: expected a picture pack of format {FORMAT}, got another; build it again")

@@ -243,7 +243,7 @@ def _draw_speckles(stream: RandomStream, size: int) -> Field:
     return _draw_discs_inplace(stream, colour, stream.draw_integer(150, 500), 0.003, 0.02)
 
 
-def _draw_leaves(stream: RandomStream, size: int) -> Field:
+def _draw_dead_leaves(stream: RandomStream, size: int) -> Field:
     """Draw discs that hide each other, radii by a power law as in natural pictures (Lee, Mumford, Huang, IJCV 2001)."""
     return _draw_discs_inplace(
         stream, np.ones((size, size, 3)) * _draw_palette(stream, 1)[0], stream.draw_integer(250, 500), 0.008, 0.3
@@ -290,7 +290,7 @@ def _draw_low_contrast_picture(stream: RandomStream, size: int) -> Field:
 
 _TEXTURES = (
     _draw_clouds,
-    _draw_leaves,
+    _draw_dead_leaves,
     _draw_voronoi_cells,
     _draw_marble,
     _draw_bricks,

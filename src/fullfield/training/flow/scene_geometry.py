@@ -188,11 +188,11 @@ class SceneGeometry:
         changed = [store[:, BODY:OBJECTS] for store in (*cards, self.centre, self.turn, self.shift)]
         before = [values.copy() for values in changed]
         self.is_present[:, BODY:OBJECTS] = True
-        self._place_limbs(rng, *self._move_into_view(rng), relative_size, style)
+        self._place_limbs(rng, *self._move_body_into_view(rng), relative_size, style)
         for values, old in zip(changed, before, strict=True):
             values[~present] = old[~present]
 
-    def _move_into_view(self, rng: SceneRandom) -> tuple[Floats, Floats]:
+    def _move_body_into_view(self, rng: SceneRandom) -> tuple[Floats, Floats]:
         """Move an object into view. Returns the directions of its sides [B, 3, 2] and half their lengths [B, 2]."""
         height, width = self.size
         depth = self.depth[:, BODY]

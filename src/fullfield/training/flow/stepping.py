@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._kernels.cache_folder import log_or_print
+from fullfield._kernels.cache_folder import log_warning_or_print
 from fullfield.ops import _launching
 from fullfield.training.checkpoint import DivergedError, list_non_finite_tensors
 from fullfield.training.flow.batch import FlowBatch
@@ -35,7 +35,7 @@ _GROWTH = 1000  # finite steps after which float16's scale doubles
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def choose_precision(device: torch.device) -> str:
+def choose_training_precision(device: torch.device) -> str:
     """Return the precision of training where none is given: the fastest whose products the device computes."""
     if device.type != "cuda":
         return "float32"
@@ -212,7 +212,7 @@ class TrainingStepper:
         for network in (self.model, self.average.model) if self._normed else ():
             network.fold_biases_into_norms(self._normed)  # type: ignore[operator]
 
-    def close(self) -> None:
+    def restore_model(self) -> None:
         """Let all parameters of the model require their gradients again, and use no compiled code."""
         for bias in self._untrained:
             bias.requires_grad_(True)
@@ -273,10 +273,10 @@ class TrainingStepper:
             return
         self._compiled = True
         mode = self.training.compile
-        log_or_print(f"compiling the network (torch.compile, {mode}); this may take a minute, or longer ...")
+        log_warning_or_print(f"compiling the network (torch.compile, {mode}); this may take a minute, or longer ...")
         start = time.perf_counter()
         yield
-        log_or_print(f"compiled in {time.perf_counter() - start:.1f} s")
+        log_warning_or_print(f"compiled in {time.perf_counter() - start:.1f} s")
 
     @torch.no_grad()
     def _update_weights(
@@ -362,13 +362,13 @@ class _StepGraphs:
         torch._foreach_copy_(self._inputs, list(inputs), non_blocking=True)
         recording = self._recordings.get(updates)
         if recording is None:
-            recording = self._recordings[updates] = self._record_step()
+            recording = self._recordings[updates] = self._capture_step_graph()
         for parameter, gradient in zip(self._parameters, recording.gradients, strict=True):
             parameter.grad = gradient
         recording.graph.replay()
         return recording.loss.clone(), recording.error.clone()
 
-    def _record_step(self) -> _RecordedStep:
+    def _capture_step_graph(self) -> _RecordedStep:
         for parameter in self._parameters:
             parameter.grad = None
         graph = torch.cuda.CUDAGraph()
@@ -382,7 +382,7 @@ class _StepGraphs:
         return _RecordedStep(graph, loss, error, [parameter.grad for parameter in self._parameters])
 
 
-def check_steps_finite(reading: StepMeans, step: int, training: FlowTraining, max_in_a_row: int = 20) -> None:
+def raise_if_diverged(reading: StepMeans, step: int, training: FlowTraining, max_in_a_row: int = 20) -> None:
     """Raise DivergedError if ``max_in_a_row`` steps in a row, until ``step``, were not finite."""
     if reading.consecutive_skipped >= max_in_a_row:
         raise build_divergence_error(f"{reading.consecutive_skipped} steps in a row", step, training)

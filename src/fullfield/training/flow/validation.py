@@ -74,9 +74,9 @@ class FlowValidation:
         number = self._count_pairs(data)
         selected = [scored[index * len(scored) // number] for index in range(number)]
         with ReadAhead(data.__getitem__, _count_sample_bytes, threads=_READERS, max_items=_READERS) as reader:
-            reader.add_keys(selected)
+            reader.enqueue_keys(selected)
             for index in selected:
-                sample = reader.take_item(index)
+                sample = reader.wait_and_take_item(index)
                 if sample.flow is None or sample.valid is None:
                     raise InputError(f"{sample.name}: has no true flow to validate with")
                 yield sample.frame1[None], sample.frame2[None], sample.flow[None], sample.valid[None]

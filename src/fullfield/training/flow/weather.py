@@ -92,7 +92,7 @@ def sample_veils_if_any(
     return Veils(
         torch.tensor(pairs),
         _sample_densities(streams, 0.35 + 0.4 * next(uniform_draws), 0.6 * next(uniform_draws)),
-        _sample_maps(uniform_draws, normal_draws, size, style),
+        _sample_veil_maps(uniform_draws, normal_draws, size, style),
         *_sample_coverage_and_color(uniform_draws),
     )
 
@@ -113,7 +113,7 @@ def _sample_densities(streams: Sequence[np.random.Generator], persistence: Float
     return torch.stack([first, angle.cos() * first + angle.sin() * other], 1)
 
 
-def _sample_maps(
+def _sample_veil_maps(
     uniform_draws: Iterator[Floats], normal_draws: Iterator[Floats], size: tuple[int, int], style: SceneStyle
 ) -> Tensor:
     """Return the maps [K, 2, 2, 3] of veils that move on their own."""
