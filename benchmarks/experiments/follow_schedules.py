@@ -92,7 +92,7 @@ def score_schedule(
     sums = dict.fromkeys(("returned", "found", "best", "both", "predicted", "visible"), 0)
     medians, wrong = [], []
     for frame, truth, is_visible in zip(frames[1:], truths[1:], visible[1:], strict=True):
-        layers = tracker.add_frame(frame)
+        layers = tracker.track_next_frame(frame)
         distance = torch.linalg.vector_norm(layers["forward"] - truth, dim=0)
         best = torch.stack([torch.linalg.vector_norm(flow - truth, dim=0) for flow in tracker.flows]).amin(0)
         back = is_visible & (hidden >= follow_shots.HIDDEN_FRAMES)

@@ -263,7 +263,7 @@ def test_estimate_queues_all_work_before_it_waits(monkeypatch: pytest.MonkeyPatc
         def __call__(self, frame1: torch.Tensor, *_: torch.Tensor, **__: Any) -> torch.Tensor:
             return 2 * torch.ones_like(frame1[:, :2])
 
-    for name in ("measure", "report"):
+    for name in ("measure_if_needed", "raise_or_warn"):
         method = getattr(_frames.ValueCheck, name)
 
         def record(self: object, name: str = name, method: Any = method) -> None:
@@ -273,7 +273,7 @@ def test_estimate_queues_all_work_before_it_waits(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(_frames.ValueCheck, name, record)
     monkeypatch.setattr(estimation, "_may_defer_value_check", lambda *_: True)
     assert float(estimate(*FRAMES, Queueing()).flow.mean()) == 1.0
-    assert events == ["queue", "measure", "wait", "report", "measure"]
+    assert events == ["queue", "measure_if_needed", "wait", "raise_or_warn", "measure_if_needed"]
     assert float(estimate(*FRAMES, Derived()).flow.mean()) == 2.0, "an overriding call is called"
 
 

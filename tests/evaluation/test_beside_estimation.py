@@ -17,7 +17,7 @@ from fullfield import InputError
 from fullfield._check import NotEnoughMemoryError
 from fullfield.datasets import FlowDataset
 from fullfield.evaluation import EvaluationSettings, evaluate, finishing, loading
-from fullfield.evaluation.loading import read_pairs_ahead
+from fullfield.evaluation.loading import iterate_pairs_ahead
 from fullfield.evaluation.run import PredictionRun
 from fullfield.metrics import FlowMetrics
 
@@ -31,7 +31,7 @@ def test_evaluate_read_ahead_reads_shared_frame_once(pairs: FlowDataset, monkeyp
         return once(self, path)
 
     monkeypatch.setattr(type(pairs), "read_masked_frame", counted)
-    loaded = list(read_pairs_ahead(pairs, range(len(pairs))))
+    loaded = list(iterate_pairs_ahead(pairs, range(len(pairs))))
     assert [pair.index for pair in loaded] == list(range(5))
     assert len(read) == len(set(read)) == 7
     for pair in loaded:
@@ -53,7 +53,7 @@ def test_evaluate_read_ahead_reads_two_pairs_before_size_known(
     monkeypatch.setattr(type(pairs), "read_truth", counted)
     monkeypatch.setattr(loading, "choose_reader_count", lambda: 8)
     monkeypatch.setattr(loading, "_MAX_BYTES", 1)
-    ahead = read_pairs_ahead(pairs, range(len(pairs)))
+    ahead = iterate_pairs_ahead(pairs, range(len(pairs)))
     next(ahead)
     assert len(requests) <= 2
     assert len(list(ahead)) == len(pairs) - 1
@@ -71,7 +71,7 @@ def test_read_pairs_ahead_stops_when_closed(pairs: FlowDataset, monkeypatch: pyt
     monkeypatch.setattr(type(pairs), "read_truth", slowly)
     monkeypatch.setattr(loading, "choose_reader_count", lambda: 1)
     before = set(threading.enumerate())
-    ahead = read_pairs_ahead(pairs, range(len(pairs)))
+    ahead = iterate_pairs_ahead(pairs, range(len(pairs)))
     next(ahead)
     ahead.close()
     assert len(requests) <= 2

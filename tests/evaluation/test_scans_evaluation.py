@@ -20,7 +20,7 @@ from fullfield.datasets import open_scans
 from fullfield.datasets.scans import KITTIOdometry, RegistrationCriteria, ScanDataset, ScanRecord
 from fullfield.evaluation import EvaluationSettings, Registrar, evaluate_scans, score_scans
 from fullfield.evaluation.run import ScanRun
-from fullfield.evaluation.scans import POINTCNNPP, PROTOCOLS, predict_scans
+from fullfield.evaluation.scans import POINTCNNPP, PROTOCOLS, register_and_store_missing_pairs
 from fullfield.evaluation.sharing import ProcessRank
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.registration import LearnedDescriptor, Registration
@@ -212,7 +212,9 @@ def test_predict_scans_shares_pairs_between_processes(pairs: Listed, tmp_path: P
     for rank in range(2):
         process = ProcessRank(rank, 2)
         config = ScanRun.load(tmp_path / "alone").config
-        predict_scans(Wrong(), pairs, ScanRun(tmp_path / "shared", config), EvaluationSettings(process=process))
+        register_and_store_missing_pairs(
+            Wrong(), pairs, ScanRun(tmp_path / "shared", config), EvaluationSettings(process=process)
+        )
     last = Wrong()
     assert evaluate_scans(last, pairs, tmp_path / "shared")["scores"] == pytest.approx(whole["scores"], nan_ok=True)
     assert last.calls == 0

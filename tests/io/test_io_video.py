@@ -494,7 +494,9 @@ def test_read_display_rotation_without_side_data_equals_rotation(tmp_path: Path)
             frame = next(container.decode(video=0))
         unreadable = Unreadable()
         unreadable.rotation = frame.rotation  # type: ignore[attr-defined]
-        assert video._read_display_rotation(unreadable) == video._read_display_rotation(frame), matrix
+        assert video._read_display_rotation_if_right_angle(unreadable) == video._read_display_rotation_if_right_angle(
+            frame
+        ), matrix
 
 
 def test_open_video_other_rotation_angles_warn(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fullfield import InputError
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig, load_weights
-from fullfield.models.state import load_state_into, read_state_dict, recognize_network
+from fullfield.models.state import load_state_into, read_state_dict, recognize_network_if_possible
 from refusals import refuses
 
 Network = RAFT | SEARAFT
@@ -289,16 +289,16 @@ def test_load_weights_refuses_mismatch_without_loading(tensors: dict[str, Tensor
 
 
 def test_recognize_network_returns_name_of_network(torchvision: Any, ptlflow: Any) -> None:
-    assert recognize_network(RAFT(RAFTConfig.large()).state_dict()) == "RAFT"
-    assert recognize_network(RAFT(RAFTConfig.small()).state_dict()) == "RAFT-small"
-    assert recognize_network(SEARAFT(SEARAFTConfig.small()).state_dict()) == "SEA-RAFT (S)"
-    assert recognize_network(SEARAFT(SEARAFTConfig.medium()).state_dict()) == "SEA-RAFT (L or M)"
-    assert recognize_network(SEARAFT(SEARAFTConfig.fullfield_s()).state_dict()) == "fullfield-s"
+    assert recognize_network_if_possible(RAFT(RAFTConfig.large()).state_dict()) == "RAFT"
+    assert recognize_network_if_possible(RAFT(RAFTConfig.small()).state_dict()) == "RAFT-small"
+    assert recognize_network_if_possible(SEARAFT(SEARAFTConfig.small()).state_dict()) == "SEA-RAFT (S)"
+    assert recognize_network_if_possible(SEARAFT(SEARAFTConfig.medium()).state_dict()) == "SEA-RAFT (L or M)"
+    assert recognize_network_if_possible(SEARAFT(SEARAFTConfig.fullfield_s()).state_dict()) == "fullfield-s"
     models = torchvision.models.optical_flow
-    assert recognize_network(models.raft_large(weights=None).state_dict()) == "torchvision's raft_large"
-    assert recognize_network(models.raft_small(weights=None).state_dict()) == "torchvision's raft_small"
-    assert recognize_network(ptlflow.get_model("gma").state_dict()) == "GMA"
-    assert recognize_network({"a": torch.ones(1)}) is None
+    assert recognize_network_if_possible(models.raft_large(weights=None).state_dict()) == "torchvision's raft_large"
+    assert recognize_network_if_possible(models.raft_small(weights=None).state_dict()) == "torchvision's raft_small"
+    assert recognize_network_if_possible(ptlflow.get_model("gma").state_dict()) == "GMA"
+    assert recognize_network_if_possible({"a": torch.ones(1)}) is None
 
 
 def _nested() -> Tensor:

@@ -41,7 +41,7 @@ from fullfield.registration.learned_network import (
     DescriptorNetwork,
     find_surroundings,
 )
-from fullfield.registration.register import load_descriptor
+from fullfield.registration.register import load_descriptor_if_learned
 from fullfield.registration.scan import select_one_per_cell, thin_and_describe_scan
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Limits, measure_evidence
 from fullfield.testing import sample_room_scan
@@ -354,11 +354,11 @@ def test_load_descriptor_puts_it_on_the_device(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(LearnedDescriptor, "load", load)
     for device in ("auto", "cpu"):
-        assert load_descriptor(tmp_path / "w.safetensors", device) is not None
+        assert load_descriptor_if_learned(tmp_path / "w.safetensors", device) is not None
     assert devices == [resolve_device("auto"), torch.device("cpu")]
-    assert load_descriptor("fpfh", "cpu") is load_descriptor(None, "auto") is None
-    refuses("device: expected auto or cpu, where FPFH is computed, got cuda", load_descriptor, None, "cuda")
-    refuses("device: expected", load_descriptor, tmp_path / "w.safetensors", "cuda:99")
+    assert load_descriptor_if_learned("fpfh", "cpu") is load_descriptor_if_learned(None, "auto") is None
+    refuses("device: expected auto or cpu, where FPFH is computed, got cuda", load_descriptor_if_learned, None, "cuda")
+    refuses("device: expected", load_descriptor_if_learned, tmp_path / "w.safetensors", "cuda:99")
 
 
 def test_register_with_published_descriptor_finds_pose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def grown(folder: Path, frames: int, settled: int = 30) -> tuple[float, float]:
             gc.collect()
         seen.append(resident())
 
-    job, _ = job.plan_missing_frames(estimator, job.open_plates())
+    job, _ = job.settle_and_plan_missing_frames(estimator, job.open_plates())
     outcome = run_shot(job, range(frames), estimator, job.open_plates(), report=tell)
     assert outcome.is_complete, outcome
     assert len(outcome.written) == frames

@@ -84,7 +84,7 @@ def test_follow_tracker_prefers_good_direct_match(shot: SyntheticShot) -> None:
     tracker = Tracker(frames[0], matcher, None)
     layers: dict[str, Tensor] = {}
     for frame in frames[1:]:
-        layers = tracker.add_frame(frame)
+        layers = tracker.track_next_frame(frame)
     last = shot.frames - 1
     assert mean_error(layers["forward"], shot, 0, last) < 2.5 * 0.2 * 2**0.5  # chaining would give 13 times as much
     assert mean_error(layers["backward"], shot, last, 0) < 2.5 * 0.2 * 2**0.5
@@ -94,7 +94,7 @@ def test_follow_tracker_occlusion_marks_hidden_pixels(shot: SyntheticShot) -> No
     frames = [shot.render_frame(index)[None] for index in range(8)]
     tracker = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.0), None)
     for frame in frames[1:]:
-        layers = tracker.add_frame(frame)
+        layers = tracker.track_next_frame(frame)
     visible = shot.compute_truth(0, 7).visible
     predicted = layers["occlusion.forward"] < 0.5
     true_positives = float((visible & predicted).sum())
@@ -104,12 +104,12 @@ def test_follow_tracker_occlusion_marks_hidden_pixels(shot: SyntheticShot) -> No
 def test_follow_tracker_restored_equals_uninterrupted(shot: SyntheticShot) -> None:
     frames = [shot.render_frame(index)[None] for index in range(shot.frames)]
     whole = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.1), None)
-    stored = [whole.add_frame(frame, rounds_to_half=True) for frame in frames[1:]]
+    stored = [whole.track_next_frame(frame, rounds_to_half=True) for frame in frames[1:]]
     continued = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.1), None)
     for frame, layers in zip(frames[1:9], stored[:8], strict=True):
         continued.restore_frame(frame, layers)
     for frame, expected in zip(frames[9:], stored[8:], strict=True):
-        for name, plane in continued.add_frame(frame, rounds_to_half=True).items():
+        for name, plane in continued.track_next_frame(frame, rounds_to_half=True).items():
             assert torch.equal(plane, expected[name]), name
 
 
@@ -135,7 +135,7 @@ def test_follow_tracker_hides_pixels_beyond_frame_edge(shot: SyntheticShot, moti
         return flow, -flow, None
 
     frame = shot.render_frame(0)[None]
-    layers = Tracker(frame, match, None).add_frame(frame + 0.01)
+    layers = Tracker(frame, match, None).track_next_frame(frame + 0.01)
     assert bool((layers["occlusion.forward"][5:-5, 0] > 0.5).all()) == is_hidden
     assert float((layers["occlusion.forward"][:, 10:-10] > 0.5).float().mean()) < 0.2
     assert float((layers["forward"][0] - motion_px).abs().max()) < 1e-6
@@ -166,7 +166,7 @@ def follow_job(pattern: str, numbers: list[int], reference: int) -> FollowJob:
 
 def run_job(job: FollowJob, numbers: list[int] | None = None) -> list[int]:
     estimator, plates = job.set_threads_and_prepare_estimator(), job.open_plates()
-    settled, plan = job.plan_missing_frames(estimator, plates)
+    settled, plan = job.settle_and_plan_missing_frames(estimator, plates)
     outcome = run_follow(settled, plan.missing if numbers is None else numbers, estimator, plates)
     assert not outcome.problems, outcome.problems
     return outcome.written
@@ -193,13 +193,13 @@ def test_follow_continues_on_both_sides_of_reference() -> None:
 def added_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps that trackers compute."""
     steps: list[int] = []
-    add = Tracker.add_frame
+    add = Tracker.track_next_frame
 
     def count_add(tracker: Tracker, *args: Any, **options: Any) -> dict[str, Tensor]:
         steps.append(tracker.step)
         return add(tracker, *args, **options)
 
-    monkeypatch.setattr(Tracker, "add_frame", count_add)
+    monkeypatch.setattr(Tracker, "track_next_frame", count_add)
     return steps
 
 
@@ -283,7 +283,7 @@ def test_follow_on_two_devices_equals_one() -> None:
     tasks = []
     for reference in (1003, 1006):
         job = follow_job(f"two{reference}.%04d.exr", numbers, reference)
-        settled, plan = job.plan_missing_frames(job.set_threads_and_prepare_estimator(), job.open_plates())
+        settled, plan = job.settle_and_plan_missing_frames(job.set_threads_and_prepare_estimator(), job.open_plates())
         tasks.append((settled, plan.missing))
     reported: list[int] = []
     outcomes = write_reference_flows_on_devices(tasks, ["cpu", "cpu"], report_frame=reported.append)
@@ -300,7 +300,7 @@ def test_follow_on_two_devices_equals_one() -> None:
 @pytest.mark.long
 def test_run_follow_on_devices_refuses_unusable_method() -> None:
     job = follow_job("ref.%04d.exr", [1001, 1002], 1001)
-    settled, plan = job.plan_missing_frames(job.set_threads_and_prepare_estimator(), job.open_plates())
+    settled, plan = job.settle_and_plan_missing_frames(job.set_threads_and_prepare_estimator(), job.open_plates())
     with pytest.raises(InputError, match="no_such"):
         write_reference_flows_on_devices([(replace(settled, method="no_such"), plan.missing)], ["cpu", "cpu"])
 
@@ -375,7 +375,7 @@ def test_follow_bad_plate_fails_only_its_frame() -> None:
     numbers = list(range(1001, 1007))
     job = follow_job("ref.%04d.exr", numbers, 1001)
     estimator, source = job.set_threads_and_prepare_estimator(), job.open_plates()
-    settled, plan = job.plan_missing_frames(estimator, source)
+    settled, plan = job.settle_and_plan_missing_frames(estimator, source)
     outcome = run_follow(settled, plan.missing, estimator, source)
     assert outcome.written == [1001, 1002, 1004, 1005, 1006]
     assert [Path(problem.path).name for problem in outcome.problems] == ["plate.1003.png"]
@@ -386,7 +386,7 @@ def test_follow_tracker_hides_unknown_pixels_in_both_directions(shot: SyntheticS
     frames = [shot.render_frame(index)[None] for index in range(2)]
     valid = torch.ones(HEIGHT, WIDTH, dtype=torch.bool)
     valid[:, :20] = False
-    layers = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.0), None, valid=valid).add_frame(
+    layers = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.0), None, valid=valid).track_next_frame(
         frames[1], valid=valid
     )
     for direction in ("forward", "backward"):

@@ -524,7 +524,7 @@ def test_warp_and_retime_close_video(is_broken: bool, monkeypatch: pytest.Monkey
     ):
         closed: list[str] = []
         monkeypatch.setattr(job.plates, "close", lambda name=name, closed=closed: closed.append(name))
-        settled, plan = job.plan_missing_frames()
+        settled, plan = job.settle_and_plan_missing_frames()
         if is_broken:
             monkeypatch.setattr(type(job), "_read_input", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):

@@ -163,7 +163,7 @@ def test_shot_refuses_glob_that_matches_results(flow: CommandLine) -> None:
 def test_output_settings_error_names_method_first(tmp_path: Path) -> None:
     def settle(**settings: object) -> None:
         output = outputs.Output(str(tmp_path / "mv.%04d.exr"))
-        output.plan_frames_to_write(settings, [1], lambda _number, _checksums: {}, overwrite=False)
+        output.write_settings_and_plan_frames(settings, [1], lambda _number, _checksums: {}, overwrite=False)
 
     many = dict.fromkeys("abcde", 1)
     settle(step=1, method="tvl1", parameters=many)

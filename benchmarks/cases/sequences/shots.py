@@ -133,7 +133,7 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compress
     note(f"preparing {method} {preset}")
     prepare_estimator(estimator, torch.device(job.settings.device), size)
     plates = job.open_plates()
-    job, _ = job.plan_missing_frames(estimator, plates)
+    job, _ = job.settle_and_plan_missing_frames(estimator, plates)
     retained = [plates.read(number).frame[None].to(plan.device) for number in plates.numbers[:_KEPT]]
     runs: list[Outcome] = []
     spans: list[tuple[float, float]] = []

@@ -238,7 +238,7 @@ class KernelModule:
                 self._ready = module
         return self._ready
 
-    def start_compiling(self) -> None:
+    def start_compiling_if_cold(self) -> None:
         """Compile in a second process, if the cache is cold and can be written; the next call waits for it.
 
         Only for programs whose main module can be imported again, as ``multiprocessing`` does.

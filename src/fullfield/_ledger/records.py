@@ -15,7 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullfield._ledger.versions import ChecksumCache, FileIdentity, Stamp, compute_sampled_checksum, read_stamp
+from fullfield._ledger.versions import (
+    ChecksumCache,
+    FileIdentity,
+    Stamp,
+    compute_sampled_checksum,
+    read_stamp_if_exists,
+)
 from fullfield.io.files import build_process_name, call_after_each_atomic_write, has_local_process_ended
 
 
@@ -48,7 +54,7 @@ class Records:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             return  # the last line of a killed process
-        stamp = _parse_stamp(entry)
+        stamp = _parse_stamp_if_valid(entry)
         if stamp is None or not isinstance(entry.get("checksum"), str):
             return
         identity = FileIdentity(stamp, entry["checksum"])
@@ -62,7 +68,7 @@ class Records:
     def find_records_of_current_file(self, path: str) -> list[Record]:
         """Return the records of the file that exists now, newest last."""
         records = self._by_name.get(os.path.basename(path), [])  # noqa: PTH119
-        stamp = read_stamp(path)
+        stamp = read_stamp_if_exists(path)
         exact = [record for record in records if record.file.stamp == stamp]
         if exact or stamp is None or not any(record.file.stamp[0] == stamp[0] for record in records):
             return exact
@@ -86,7 +92,7 @@ class Records:
         return bool(current) and all(other.file.stamp[1] > record.file.stamp[1] for other in current)
 
 
-def _parse_stamp(entry: Any) -> Stamp | None:
+def _parse_stamp_if_valid(entry: Any) -> Stamp | None:
     """Return the stamp of a line; None if the line has none."""
     values = entry.get("stamp") if isinstance(entry, dict) else None
     if not isinstance(values, list) or len(values) != 3 or any(type(value) is not int for value in values):
@@ -111,7 +117,7 @@ class Journal:
         target = os.path.realpath(path)
 
         def append_record(temporary: Path, written: Path) -> None:
-            stamp = read_stamp(temporary)
+            stamp = read_stamp_if_exists(temporary)
             if os.fspath(written) == target and stamp is not None:
                 name = os.path.basename(path)  # noqa: PTH119
                 entry = {"name": name, "provenance": dict(provenance), "st_map": st_map_checksum}

@@ -25,7 +25,7 @@ class FileIdentity(NamedTuple):
     checksum: str
 
 
-def read_stamp(path: str | os.PathLike[str]) -> Stamp | None:
+def read_stamp_if_exists(path: str | os.PathLike[str]) -> Stamp | None:
     """Return the size and times of a file; None where there is none."""
     try:
         status = os.stat(path)  # noqa: PTH116 - names of plates are text, and there are many
@@ -82,7 +82,7 @@ class ChecksumCache:
 
     def get_or_compute_checksum(self, path: str | None) -> str | None:
         """Return the checksum of a file; None where there is none that can be read."""
-        stamp = None if path is None else read_stamp(path)
+        stamp = None if path is None else read_stamp_if_exists(path)
         if path is None or stamp is None:
             return None
         checksum = self._stored.get((os.path.abspath(path), stamp))  # noqa: PTH100

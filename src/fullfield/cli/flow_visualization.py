@@ -109,7 +109,7 @@ class FlowVisualization:
             max_motion=self.color_scale_px or None,
         )
 
-    def _warp_second_frame(self) -> tuple[Tensor, Tensor]:
+    def _warp_second_frame_and_mark_valid(self) -> tuple[Tensor, Tensor]:
         from fullfield.sequences import warp_image
 
         return warp_image(self._get_field_or_raise("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
@@ -118,14 +118,18 @@ class FlowVisualization:
         """Return :meth:`draw_kind`, or floats: a map, and the frame's own for the kind ``warped`` in an EXR."""
         if kind in self.maps:
             return self.maps[kind]
-        return self._warp_second_frame()[0] if kind == "warped" and has_exr_suffix(path) else self.draw_kind(kind)
+        return (
+            self._warp_second_frame_and_mark_valid()[0]
+            if kind == "warped" and has_exr_suffix(path)
+            else self.draw_kind(kind)
+        )
 
     def _draw_warped(self) -> Tensor:
-        return viz.frame_to_image(self._warp_second_frame()[0])
+        return viz.frame_to_image(self._warp_second_frame_and_mark_valid()[0])
 
     def _draw_difference(self) -> Tensor:
         """Return |first frame - warped second frame|, brightened; black where the motion leaves the frame."""
-        warped, inside = self._warp_second_frame()
+        warped, inside = self._warp_second_frame_and_mark_valid()
         return viz.frame_to_image((self._get_field_or_raise("frame1") - warped).abs_().mul_(inside).mul_(_GAIN))
 
     def _draw_error(self) -> Tensor:

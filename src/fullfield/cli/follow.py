@@ -129,7 +129,7 @@ def run_command(args: argparse.Namespace) -> int:
         tasks = [_settle_job_and_plan_frames(args, job, choice) for job in jobs]
         outcome = sequences.Outcome()
         for (job, plan), job_outcome in zip(
-            tasks, _write_reference_flows(tasks, choice, devices, progress), strict=False
+            tasks, _iterate_written_references(tasks, choice, devices, progress), strict=False
         ):
             outcome.merge_parallel_outcome(job_outcome)
             written += len(job_outcome.written)
@@ -234,7 +234,7 @@ def _settle_job_and_plan_frames(
     """Return the settled job, and the frames that it has to write."""
     plates = job.open_plates()
     try:
-        job, plan = job.plan_missing_frames(choice.estimator, plates, overwrite=args.overwrite)
+        job, plan = job.settle_and_plan_missing_frames(choice.estimator, plates, overwrite=args.overwrite)
     finally:
         plates.close()
     if not args.quiet:
@@ -242,7 +242,7 @@ def _settle_job_and_plan_frames(
     return job, plan
 
 
-def _write_reference_flows(
+def _iterate_written_references(
     jobs_with_plans: Sequence[tuple[FollowJob, WritePlan]],
     choice: methods.MethodChoice,
     devices: Sequence[str],

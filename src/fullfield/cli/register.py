@@ -99,13 +99,15 @@ def run_command(args: argparse.Namespace) -> int:
     from fullfield.registration import read_pose
     from fullfield.registration.group import register_group
     from fullfield.registration.packages import check_packages_installed
-    from fullfield.registration.register import Settings, load_descriptor, register_clouds
+    from fullfield.registration.register import Settings, load_descriptor_if_learned, register_clouds
 
     check_packages_installed()  # before any work
     methods.limit_cpu_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
     with report.rename_arguments_in_errors(device="--device"):
-        descriptor = load_descriptor(Path(args.weights) if args.weights else args.descriptor, args.device or AUTO)
+        descriptor = load_descriptor_if_learned(
+            Path(args.weights) if args.weights else args.descriptor, args.device or AUTO
+        )
     settings = Settings(args.voxel, init, args.seed, args.iterations, descriptor=descriptor)
     with ProgressBar("register", quiet=args.quiet) as progress:
         progress(0.0, "reading")
@@ -128,7 +130,9 @@ def run_command(args: argparse.Namespace) -> int:
         if result.success and args.pose is not None:
             _write_pose(args.pose, result.transform)
         if result.success and args.merge is not None:
-            _write_merged_cloud(args.merge, [transform_cloud(clouds[0], result.transform), clouds[1]])
+            _write_merged_cloud_and_note_dropped_fields(
+                args.merge, [transform_cloud(clouds[0], result.transform), clouds[1]]
+            )
         pose = result.transform if result.success else result.candidate
         drawn = False
         if args.viz is not None and pose is not None:
@@ -240,7 +244,7 @@ def _write_pose(path: str, pose: NDArray[np.float64]) -> None:
         temporary.write_text("".join(f"{' '.join(f'{value:.17g}' for value in row)}\n" for row in pose), "ascii")
 
 
-def _write_merged_cloud(path: str, clouds: list[io.PointCloud]) -> None:
+def _write_merged_cloud_and_note_dropped_fields(path: str, clouds: list[io.PointCloud]) -> None:
     """Write one cloud of all, and name what only some of them have."""
     from fullfield.io.pointcloud import merge_clouds_and_list_dropped_fields
 
@@ -260,7 +264,7 @@ def _print_poses_and_write_merged_cloud(
     left_out = [path for path, pose in zip(args.clouds, group.poses, strict=True) if pose is None]
     is_merged = args.merge is not None and len(posed) > 1
     if is_merged:
-        _write_merged_cloud(args.merge, [transform_cloud(cloud, pose) for cloud, pose in posed])
+        _write_merged_cloud_and_note_dropped_fields(args.merge, [transform_cloud(cloud, pose) for cloud, pose in posed])
     stopwatch.add_lap("write")
     lines = list[str]()
     for path, pose in zip(args.clouds, group.poses, strict=True):

@@ -147,9 +147,9 @@ def run_command(args: argparse.Namespace) -> int:
             args.threads,
         )
         progress(0.0, "preparing")
-        size = _read_first_frame_size(plates) if devices[0].startswith("cuda") else None
+        size = _read_first_readable_frame_size(plates) if devices[0].startswith("cuda") else None
         choice.load_weights_and_kernels(size, lambda *_: None, quiet=args.quiet)
-        job, plan = job.plan_missing_frames(choice.estimator, plates, overwrite=args.overwrite)
+        job, plan = job.settle_and_plan_missing_frames(choice.estimator, plates, overwrite=args.overwrite)
         outcome = _write_planned_frames(args, job, plan, choice.estimator, plates, devices, progress)
         pictures = None if args.viz is None else shot_pictures.write_shot_pictures(args, job, progress)
     _print_report(args, choice, job, devices, plan, outcome, pictures)
@@ -302,7 +302,7 @@ def _parse_devices_or_ray(args: argparse.Namespace, device: str) -> list[str]:
     return parse_device_names(args.devices, device)
 
 
-def _read_first_frame_size(plates: Plates) -> tuple[int, int] | None:
+def _read_first_readable_frame_size(plates: Plates) -> tuple[int, int] | None:
     """Return height and width of the first plate that can be read, without bars."""
     from fullfield.estimators.bars import measure_picture_size
 

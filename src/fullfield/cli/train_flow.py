@@ -273,7 +273,7 @@ def _build_network_with_initial_weights(args: argparse.Namespace, device: torch.
     return model.to(device)
 
 
-def _parse_data_argument(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, float]:
+def _parse_data_name_folder_and_weight(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, float]:
     """Read ``NAME[:FOLDER][=WEIGHT]``."""
     match = _SOURCE_PATTERN.fullmatch(text)
     if match is None or (match["weight"] is not None and not weighted):
@@ -328,7 +328,7 @@ def _build_pair_source(
     sources: list[tuple[PairSource, float]] = []
     seed = args.seed  # synthetic pairs of every part have their own
     for text in args.data:
-        name, folder, weight = _parse_data_argument(text, "--data", weighted=True)
+        name, folder, weight = _parse_data_name_folder_and_weight(text, "--data", weighted=True)
         source: PairSource
         if folder is None:
             source = create_generator(_get_scene_style(name, "--data"), seed, args.workers)
@@ -375,7 +375,7 @@ def _build_validation_if_requested(
 
     sets: dict[str, Any] = {}
     for text in args.validate:
-        name, folder, _ = _parse_data_argument(text, "--validate", weighted=False)
+        name, folder, _ = _parse_data_name_folder_and_weight(text, "--validate", weighted=False)
         if text in sets:
             raise InputError(f"--validate {text}: is given twice")
         if folder is None:
@@ -387,7 +387,7 @@ def _build_validation_if_requested(
 
 def _collect_training_inputs(args: argparse.Namespace) -> dict[str, Any]:
     """Return what decides the weights besides the training's configuration."""
-    data = [_parse_data_argument(text, "--data", weighted=True) for text in args.data]
+    data = [_parse_data_name_folder_and_weight(text, "--data", weighted=True) for text in args.data]
     scenes = {_parse_style_name(name) for name, folder, _ in data if folder is None}
     recipe: dict[str, Any] = {
         "network": args.network,

@@ -111,7 +111,9 @@ def _open_plates_or_explain_absence(
 ) -> tuple[Plates | None, str]:
     """Return the plates, those of the flow's notes with its ``reading``, or None and why there are none."""
     source, reading = (
-        (stored.read_plates_name(), {**reading, "window": None}) if args.plates is None else (args.plates, {})
+        (stored.read_plates_name_if_recorded(), {**reading, "window": None})
+        if args.plates is None
+        else (args.plates, {})
     )
     if source is None:
         return None, "no records next to the flow name them"

@@ -82,7 +82,7 @@ def read_text_lines(path: Path) -> list[str]:
         ) from None
 
 
-def read_pair_list(path: Path) -> Iterator[tuple[str, list[str]]]:
+def iterate_pair_list_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the lines of a list of pairs: a name of the line for errors, and its words.
 
     Tabs separate the words where there are any. Empty lines and those that begin with # are skipped.

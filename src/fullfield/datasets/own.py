@@ -10,11 +10,11 @@ from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset, FlowRecord
 from fullfield.datasets.layout import (
     get_folder_if_exists,
+    iterate_pair_list_lines,
     list_consecutive_pairs,
     list_files_with_suffix,
     list_subfolders,
     parse_last_number,
-    read_pair_list,
     require_companion_file,
     require_file_if_has_folder,
     require_folder,
@@ -73,7 +73,7 @@ class Pairs(FlowDataset):
 
 def _read_pairs_from_list(listing: Path) -> list[FlowRecord]:
     records = []
-    for line, words in read_pair_list(listing):
+    for line, words in iterate_pair_list_lines(listing):
         if not 2 <= len(words) <= len(_COLUMNS):
             raise InputError(f"{line} should hold 2 to {len(_COLUMNS)} files, got {len(words)}")
         if "-" in words[:2]:

@@ -126,7 +126,7 @@ class ScanPairs(ScanDataset):
         if not listing.is_file():
             raise InputError(f"{base}: expected {LIST}, a line SOURCE TARGET POSE for each pair of clouds")
         records = []
-        for line, words in layout.read_pair_list(listing):
+        for line, words in layout.iterate_pair_list_lines(listing):
             if len(words) != 3:
                 raise InputError(f"{line} should hold SOURCE TARGET POSE, got {len(words)} words")
             source, target, pose = (layout.require_listed_file(base, word, line) for word in words)

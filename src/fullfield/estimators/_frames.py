@@ -136,7 +136,7 @@ def read_pairs_and_find_bars(
     if first.shape[1] != second.shape[1]:
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (first, second))
     bars = find_bars(first.shape[2:], [lines for frame in frames for lines in frame.lines])
-    valid = _stack_valid_masks(frames1, device), _stack_valid_masks(frames2, device)
+    valid = _stack_valid_masks_if_any(frames1, device), _stack_valid_masks_if_any(frames2, device)
     return FrameBatches((first, second), valid, bars, value_check if defers_value_check else None)
 
 
@@ -185,7 +185,7 @@ class _ReadFrame(NamedTuple):
     """:func:`measure_constant_lines` of each frame; an empty tuple for one on a GPU."""
 
 
-def _stack_valid_masks(frames: Sequence[_ReadFrame], device: torch.device) -> Tensor | None:
+def _stack_valid_masks_if_any(frames: Sequence[_ReadFrame], device: torch.device) -> Tensor | None:
     """Return where frames are known, bool [B, H, W]; None: everywhere."""
     if all(frame.valid is None for frame in frames):
         return None

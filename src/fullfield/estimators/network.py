@@ -201,7 +201,9 @@ class NetworkEstimator(LoadingEstimator):
                 blank = torch.zeros(1, 3, *_TINY, device=target, dtype=torch.float32)
                 tiny = PairSize.from_frame(blank)
                 run = (
-                    self._set_lookup_backend(network, tiny) if exact else self._get_or_prepare_network(network, tiny, 1)
+                    self._choose_and_set_lookup_backend(network, tiny)
+                    if exact
+                    else self._get_or_prepare_network(network, tiny, 1)
                 )
                 run(blank, blank, updates=1)
             if not exact and size is not None:
@@ -380,7 +382,7 @@ class NetworkEstimator(LoadingEstimator):
             arguments.append(count if rough_updates is None else min(count, rough_updates))
         with report.report_updates_of_block(block, size, len(initial_flows) * count):
             runner: Any = (
-                self._set_lookup_backend(network, size)
+                self._choose_and_set_lookup_backend(network, size)
                 if exact
                 else self._get_or_prepare_network(network, size, cached_size_count)
             )
@@ -437,7 +439,7 @@ class NetworkEstimator(LoadingEstimator):
         sizes = compute_cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
         return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
 
-    def _set_lookup_backend(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
+    def _choose_and_set_lookup_backend(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
         """Return the network with its lookup's backend set to the one for this size."""
         backend = LOOKUPS.choose(self._requested, _build_lookup_request(network.config, size))
         if backend != self._used:

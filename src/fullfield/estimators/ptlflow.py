@@ -195,7 +195,7 @@ class PtlflowEstimator(LoadingEstimator):
         self._origin = {
             "weights": name,
             "weights_sha256": None if path is None else compute_sha256(path)[:_DIGITS],
-            "updates": self._set_requested_updates(model),
+            "updates": self._set_updates_if_requested(model),
             "patched": self._should_patch(model),
             "ptlflow": ptlflow.__version__,
         }
@@ -221,7 +221,7 @@ class PtlflowEstimator(LoadingEstimator):
             return weights, path
         return weights, _download_unless_cached(urls[weights], download_progress)
 
-    def _set_requested_updates(self, model: torch.nn.Module) -> int | None:
+    def _set_updates_if_requested(self, model: torch.nn.Module) -> int | None:
         """Set the number of flow updates if one was requested, and return it."""
         name = next((n for n in _UPDATES if isinstance(getattr(model, n, None), int)), None)
         if self.config.updates is not None:

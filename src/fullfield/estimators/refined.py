@@ -158,7 +158,7 @@ class RefinedEstimator(WrappingEstimator):
             ) as refiner:
                 self._refiner_backend = refiner.backend
 
-    def start_compiling(self, device: str | torch.device) -> None:
+    def start_compiling_if_cold(self, device: str | torch.device) -> None:
         """Compile what the refinement runs on in a second process, on a CPU with a cold cache and several threads.
 
         The refinement waits for it. Only for programs whose main module can be imported again.
@@ -168,7 +168,7 @@ class RefinedEstimator(WrappingEstimator):
             from fullfield.ops.tvl1.guided_cpu import explain_unsupported, kernels
 
             if explain_unsupported(target, torch.float32) is None:
-                kernels.start_compiling()
+                kernels.start_compiling_if_cold()
 
     def _is_compiling(self, device: torch.device) -> bool:
         if device.type != "cpu":
@@ -220,7 +220,7 @@ class RefinedEstimator(WrappingEstimator):
         """Do as :meth:`estimate_both_directions` does; only ``wait_and_check`` waits for the refinement on a GPU."""
         self._device = frame1.device
         clock, scale, still = _StageClock(frame1.device), None, None
-        both_progress = _map_progress_to_range(progress, 0.0, 2 * _DIRECTION)
+        both_progress = _map_progress_to_range_if_any(progress, 0.0, 2 * _DIRECTION)
         rough_backward = find_method_with_rough_backward(self.estimator)
         bidirectional = find_bidirectional_method(self.estimator)
         options: dict[str, Any] = {"initial_flow": initial_flow, "progress": both_progress}
@@ -234,10 +234,10 @@ class RefinedEstimator(WrappingEstimator):
             clock.end_stage("bidirectional")
         else:
             flow = self.estimator(
-                frame1, frame2, initial_flow=initial_flow, progress=_map_progress_to_range(progress, 0.0)
+                frame1, frame2, initial_flow=initial_flow, progress=_map_progress_to_range_if_any(progress, 0.0)
             )
             clock.end_stage("forward")
-            backward = self.estimator(frame2, frame1, progress=_map_progress_to_range(progress, _DIRECTION))
+            backward = self.estimator(frame2, frame1, progress=_map_progress_to_range_if_any(progress, _DIRECTION))
             clock.end_stage("backward")
         queued = QueuedFlow(flow)
         if self.should_refine(frame1.device):
@@ -295,7 +295,9 @@ def choose_refined_estimator_if_needed(
     return RefinedEstimator(estimator, refine=False) if needs_backward else None
 
 
-def _map_progress_to_range(progress: Progress | None, start: float, extent: float = _DIRECTION) -> Progress | None:
+def _map_progress_to_range_if_any(
+    progress: Progress | None, start: float, extent: float = _DIRECTION
+) -> Progress | None:
     if progress is None:
         return None
     return lambda fraction, where: progress(start + extent * fraction, where)

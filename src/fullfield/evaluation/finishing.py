@@ -15,7 +15,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.datasets.base import TrueFlow
-from fullfield.evaluation.loading import read_pairs_ahead
+from fullfield.evaluation.loading import iterate_pairs_ahead
 from fullfield.evaluation.run import PredictionRun, fingerprint_files_by_mtime
 from fullfield.metrics import FlowMetrics
 
@@ -64,7 +64,7 @@ class PairScorer:
             for i in indices
             if self.dataset.records[i].flow is not None and self.read_pair_metrics_if_current(i) is None
         ]
-        for loaded in read_pairs_ahead(self.dataset, left, frames=False):
+        for loaded in iterate_pairs_ahead(self.dataset, left, frames=False):
             if loaded.truth is None:
                 raise RuntimeError(f"{self.dataset.records[loaded.index].name} was read without its truth")
             pred, has_vector = self.run.read_prediction(self.dataset.records[loaded.index].name)
@@ -145,7 +145,7 @@ class PredictionFinisher:
                 self._pool.submit(self._check_finite_score_and_store, sample_index, name, flow, truth, summary)
             )
         else:
-            state = self._check_and_score(sample_index, name, flow, truth)
+            state = self._check_and_score_if_truth(sample_index, name, flow, truth)
             self._waiting.append(
                 self._pool.submit(self._store_prediction_and_score, sample_index, name, flow, summary, state)
             )
@@ -160,12 +160,12 @@ class PredictionFinisher:
     ) -> None:
         if self._device.type != "cuda":
             self._store_prediction_and_score(
-                sample_index, name, flow, summary, self._check_and_score(sample_index, name, flow, truth)
+                sample_index, name, flow, summary, self._check_and_score_if_truth(sample_index, name, flow, truth)
             )
             return
         stream = self._get_or_create_thread_stream()
         with torch.cuda.stream(stream):
-            state = self._check_and_score(sample_index, name, flow, truth)
+            state = self._check_and_score_if_truth(sample_index, name, flow, truth)
             host = torch.empty(flow.shape, dtype=flow.dtype, pin_memory=True)
             host.copy_(flow, non_blocking=True)
             stream.synchronize()  # until here the flow's memory must not be given to others
@@ -178,7 +178,7 @@ class PredictionFinisher:
         stream: torch.cuda.Stream = self._mine.stream
         return stream
 
-    def _check_and_score(
+    def _check_and_score_if_truth(
         self, sample_index: int, name: str, flow: Tensor, truth: TrueFlow | None
     ) -> dict[str, Any] | None:
         """Return the pair's contribution to the totals."""

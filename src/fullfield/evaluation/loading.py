@@ -31,7 +31,7 @@ class LoadedPair:
     truth: TrueFlow | None
 
 
-def read_pairs_ahead(
+def iterate_pairs_ahead(
     dataset: FlowDataset,
     indices: Sequence[int],
     *,

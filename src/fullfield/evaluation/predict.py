@@ -21,7 +21,7 @@ from fullfield.datasets import KITTI2012, KITTI2015, FlowDataset, Sintel, Spring
 from fullfield.estimators import Estimator
 from fullfield.estimators.protocol import Progress, check_estimator, get_requested_backend, prepare_estimator
 from fullfield.evaluation.finishing import PairScorer, PredictionFinisher
-from fullfield.evaluation.loading import DevicePairs, read_pairs_ahead
+from fullfield.evaluation.loading import DevicePairs, iterate_pairs_ahead
 from fullfield.evaluation.run import (
     AUTOMATIC,
     FAILURE,
@@ -149,7 +149,7 @@ def predict(
     start_s, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
     before: tuple[int, Tensor] | None = None
     overlapping = not settings.sequential
-    read = read_pairs_ahead(
+    read = iterate_pairs_ahead(
         dataset, missing, truth=scorer is not None, pin=device.type == "cuda", overlapping=overlapping
     )
     pairs = DevicePairs(read, device, ahead=overlapping)

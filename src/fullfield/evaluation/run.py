@@ -25,7 +25,7 @@ from fullfield._ledger.notes import (
     write_json_file_atomically,
 )
 from fullfield._ledger.settings import SettingsFile
-from fullfield._ledger.versions import ChecksumCache, compute_sampled_checksum, read_stamp
+from fullfield._ledger.versions import ChecksumCache, compute_sampled_checksum, read_stamp_if_exists
 from fullfield.datasets.base import PairSequence
 from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import read_flow, write_flow
@@ -214,7 +214,7 @@ class PredictionRun(ResultFolder):
         prediction = self.get_prediction_path(name)
         content = {
             "truth": truth_fingerprint,
-            "stamp": read_stamp(prediction),
+            "stamp": read_stamp_if_exists(prediction),
             "checksum": compute_sampled_checksum(prediction),
             "state": state,
         }
@@ -223,7 +223,7 @@ class PredictionRun(ResultFolder):
     def _is_score_current(self, name: str, stored: Mapping[str, Any]) -> bool:
         """Return whether a stored score is of the prediction that exists now."""
         prediction = self.get_prediction_path(name)
-        if stored.get("stamp") == list(read_stamp(prediction) or ()):
+        if stored.get("stamp") == list(read_stamp_if_exists(prediction) or ()):
             return True
         return stored.get("checksum") == self._checksums.get_or_compute_checksum(str(prediction))
 

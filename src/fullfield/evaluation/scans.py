@@ -237,7 +237,7 @@ def evaluate_scans(
     }
     run = ScanRun(folder, config)
     start_s = time.perf_counter()
-    estimated = predict_scans(method, dataset, run, settings)
+    estimated = register_and_store_missing_pairs(method, dataset, run, settings)
     wait_for_all_processes(settings.process)
     this_call = {"estimated": estimated, "wall_s": time.perf_counter() - start_s}
     return {**score_scans(dataset, run, criteria=criteria, settings=settings), "this_call": this_call}
@@ -265,7 +265,7 @@ def score_scans(
         for i in mine
         if run.read_truth_if_current(dataset.records[i].name, _checksum_pose_and_overlap_settings(dataset, i)) is None
     ]
-    for index, sample in zip(unknown, _read_samples_ahead(dataset, unknown), strict=True):
+    for index, sample in zip(unknown, _iterate_samples_ahead(dataset, unknown), strict=True):
         _measure_and_store_truth(dataset, run, index, sample)
     wait_for_all_processes(settings.process)
     rows = {}
@@ -289,7 +289,7 @@ def score_scans(
     return result
 
 
-def predict_scans(
+def register_and_store_missing_pairs(
     method: RegistrationMethod, dataset: ScanDataset, run: ScanRun, settings: EvaluationSettings | None = None
 ) -> int:
     """Register and store every pair that ``run`` does not hold yet; return their number.
@@ -303,7 +303,7 @@ def predict_scans(
         for i in settings.process.list_pair_indices(dataset)
         if run.read_summary_if_complete(dataset.records[i].name) is None
     ]
-    for count, (index, sample) in enumerate(zip(missing, _read_samples_ahead(dataset, missing), strict=True)):
+    for count, (index, sample) in enumerate(zip(missing, _iterate_samples_ahead(dataset, missing), strict=True)):
         if settings.progress is not None:
             settings.progress(count / len(missing), sample.name)
         if count == 0:
@@ -353,7 +353,7 @@ def _checksum_pose_and_overlap_settings(dataset: ScanDataset, sample_index: int)
     return hashlib.sha256(pose + f"{dataset.reach} {dataset.coarse}".encode()).hexdigest()[:16]
 
 
-def _read_samples_ahead(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
+def _iterate_samples_ahead(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
     """Yield the pairs in order, and read the next ones meanwhile."""
     with ReadAhead(dataset.__getitem__, _count_cloud_bytes, threads=1, min_items=1) as reader:
         reader.enqueue_keys(indices)

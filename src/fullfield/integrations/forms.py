@@ -65,12 +65,12 @@ def check_results_equal(
     subject: str, original_class: type | None, operator: str, compute_both_results: Callable[[], tuple[Tensor, Tensor]]
 ) -> None:
     """Raise InputError unless ``subject``, which should be ``operator``, passes a trial."""
-    reason = describe_result_difference(compute_both_results)
+    reason = describe_result_difference_if_any(compute_both_results)
     if reason is not None:
         raise create_unrecognized_error(subject, original_class, operator, reason)
 
 
-def describe_result_difference(compute_both_results: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
+def describe_result_difference_if_any(compute_both_results: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
     """Return how their result of a trial differs from ours; None if it does not."""
     with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), silence_output():
         try:
@@ -170,7 +170,7 @@ def detect_pooling_limit_or_explain(original_lookup: Lookup, levels: int = 3) ->
     rules = [False, True]
     for size in _TRIALS:
         for rule in tuple(rules):
-            reason = describe_result_difference(
+            reason = describe_result_difference_if_any(
                 partial(_look_up_with_original_and_ours, original_lookup, size, levels, rule)
             )
             if reason is not None:

@@ -208,7 +208,8 @@ def has_local_process_ended(name: str) -> bool:
 
 def build_process_name() -> str:
     """Return the name of this process in temporary files: machine, process id and start time."""
-    return f"{_hash_host_and_pid_namespace()}-{os.getpid()}-{_hash_process_start_time(os.getpid()) or '0' * 8}"
+    started = _hash_process_start_time_if_available(os.getpid()) or "0" * 8
+    return f"{_hash_host_and_pid_namespace()}-{os.getpid()}-{started}"
 
 
 @cache
@@ -220,7 +221,7 @@ def _hash_host_and_pid_namespace() -> str:
     return _hash_to_hex_digits(f"{socket.gethostname()} {table}")
 
 
-def _hash_process_start_time(process_id: int) -> str | None:
+def _hash_process_start_time_if_available(process_id: int) -> str | None:
     """Return eight digits for the time when a process started; None where the system does not report it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -233,7 +234,7 @@ def _hash_process_start_time(process_id: int) -> str | None:
 def _is_process_running(process_id: int, start_time_hash: str) -> bool:
     """Return whether a process of this machine runs; True in doubt."""
     if Path("/proc/self/stat").exists():
-        return _hash_process_start_time(process_id) == start_time_hash
+        return _hash_process_start_time_if_available(process_id) == start_time_hash
     if os.name != "posix":
         return True
     try:

@@ -110,7 +110,7 @@ _QUARTERS = {
 """Turns without a mirror, by PyAV's rotation in degrees, counter-clockwise."""
 
 
-def parse_display_matrix(matrix: bytes) -> DisplayRotation | None:
+def parse_display_matrix_if_right_angle(matrix: bytes) -> DisplayRotation | None:
     """Return the turn of a display matrix: nine int32, of which the first, second, fourth and fifth turn.
 
     A stored pixel (x, y) is shown at (a x + c y, b x + d y), up to a shift. None for angles between the quarters.
@@ -124,12 +124,12 @@ def parse_display_matrix(matrix: bytes) -> DisplayRotation | None:
     return DisplayRotation(True, c < 0, b < 0)
 
 
-def _read_display_rotation(frame: Any) -> DisplayRotation | None:
+def _read_display_rotation_if_right_angle(frame: Any) -> DisplayRotation | None:
     """Return the turn of PyAV's frame."""
     try:
         for entry in frame.side_data:
             if entry.type.name == "DISPLAYMATRIX":
-                return parse_display_matrix(bytes(entry))
+                return parse_display_matrix_if_right_angle(bytes(entry))
     except ValueError:  # PyAV refuses all entries where it does not know the kind of one
         return _QUARTERS.get(getattr(frame, "rotation", 0) % 360)
     return DisplayRotation()
@@ -223,7 +223,7 @@ class FileSource:
         self._first_error: Exception | None = None
         self._decode_first_frame()
         if self._first_frames:
-            turn = _read_display_rotation(self._first_frames[0])
+            turn = _read_display_rotation_if_right_angle(self._first_frames[0])
             if turn is not None and turn.transposed:
                 self.width, self.height = self.height, self.width
                 self.pixel_aspect = 1 / self.pixel_aspect
@@ -243,7 +243,7 @@ class FileSource:
     def __iter__(self) -> Iterator[VideoFrame]:
         interval = 1 / (self.frame_rate or 25.0)
         last, shift, is_warned = -interval, 0.0, False
-        for number, frame in enumerate(self._raise_as_input_errors(self._iterate_decoded_frames(), "frame")):
+        for number, frame in enumerate(self._iterate_raising_input_errors(self._iterate_decoded_frames(), "frame")):
             # A stream without time stamps runs at its rate.
             stamp = frame.time if frame.time is not None else number * interval
             shift = -stamp if number == 0 else shift
@@ -257,7 +257,7 @@ class FileSource:
                 shift += last + interval - seconds
                 seconds = last + interval
             last = seconds
-            turn = _read_display_rotation(frame)
+            turn = _read_display_rotation_if_right_angle(frame)
             size = (frame.height, frame.width) if turn is not None and turn.transposed else (frame.width, frame.height)
             if size != (self.width, self.height):
                 raise InputError(
@@ -301,7 +301,7 @@ class FileSource:
         for packet in self._iterate_later_packets():
             yield from packet.decode()
 
-    def _raise_as_input_errors(self, source: Iterator[Any], kind: str) -> Iterator[Any]:
+    def _iterate_raising_input_errors(self, source: Iterator[Any], kind: str) -> Iterator[Any]:
         """Yield the items of ``source``; InputError where FFmpeg fails, with how many came before."""
         number = 0
         try:
@@ -319,7 +319,7 @@ class FileSource:
         A file that ends before the time that its header says is warned about.
         """
         number, start, end = 0, math.inf, -math.inf
-        for packet in self._raise_as_input_errors(self._iterate_complete_packets(), "packet"):
+        for packet in self._iterate_raising_input_errors(self._iterate_complete_packets(), "packet"):
             number += packet.size > 0
             stamp = packet.dts if packet.pts is None else packet.pts
             if stamp is not None:

@@ -114,7 +114,7 @@ def create_coordinate_grid_like(field: Tensor) -> Tensor:
     return create_coordinate_grid(field.shape[0], field.shape[-2], field.shape[-1], field.device)
 
 
-def resample_initial_flow_to_cells(
+def check_and_resample_initial_flow_if_any(
     initial_flow: Tensor | None, frame: Tensor, padding: Padding, name: str = "initial_flow"
 ) -> Tensor | None:
     """Check an initial flow of ``frame`` [B, C, H, W], and :func:`resample_flow_to_cells`; None stays None."""

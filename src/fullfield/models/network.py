@@ -17,7 +17,7 @@ from fullfield.models.state import (
     convert_torchvision_keys,
     load_state_into,
     read_state_dict,
-    recognize_network,
+    recognize_network_if_possible,
     remove_shortcut_norm_aliases,
 )
 
@@ -78,10 +78,10 @@ class FlowNetwork(nn.Module):
             OSError: if the file cannot be read.
         """
         state, name = read_state_dict(source)
-        recognised = recognize_network(state)
+        recognised = recognize_network_if_possible(state)
         if recognised is not None and recognised.startswith("torchvision"):
             state = convert_torchvision_keys(state)
-        expected = recognize_network(self.state_dict()) or self.family
+        expected = recognize_network_if_possible(self.state_dict()) or self.family
         load_state_into(self, remove_shortcut_norm_aliases(state, name, self.norm_prefix), name, expected, recognised)
 
     def optimize_for_cpu(self) -> None:
@@ -147,7 +147,7 @@ class FlowNetwork(nn.Module):
         count = self._resolve_update_count(updates)
         _check.check_number(count, "updates", integer=True, low=min_updates)
         padding = framing.choose_padding(height, width, self.config.padding)
-        return count, padding, framing.resample_initial_flow_to_cells(initial_flow, frame1, padding)
+        return count, padding, framing.check_and_resample_initial_flow_if_any(initial_flow, frame1, padding)
 
     def _resolve_update_count(self, updates: int | None) -> int:
         return self.config.updates if updates is None else updates
@@ -186,7 +186,7 @@ class FlowNetwork(nn.Module):
         count, padding, start = self._check_and_resolve_call_arguments(
             frame1, frame2, updates, initial_flow, min_updates=min_updates
         )
-        back = framing.resample_initial_flow_to_cells(initial_backward, frame2, padding, "initial_backward")
+        back = framing.check_and_resample_initial_flow_if_any(initial_backward, frame2, padding, "initial_backward")
         one, two = self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
         fmap1, fmap2 = self._encode_features(one, two)
         forward = EncodedFrames(fmap1, fmap2, *self._encode_context(one, two))

@@ -130,7 +130,7 @@ def _unwrap_and_check_tensors(content: object, name: str) -> State:
     for key, value in content.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             raise InputError(f"{name}: expected named tensors, got {_check.describe_value(value)} at {key!r}")
-        odd = _describe_unusable_tensor(value)
+        odd = _explain_unusable_tensor(value)
         if odd is not None:
             raise InputError(f"{name}: expected plain tensors of real numbers, got {odd} at {key!r}")
         state[key] = value
@@ -140,7 +140,7 @@ def _unwrap_and_check_tensors(content: object, name: str) -> State:
     return state
 
 
-def _describe_unusable_tensor(value: Tensor) -> str | None:
+def _explain_unusable_tensor(value: Tensor) -> str | None:
     """Describe a tensor that cannot hold weights; None for a plain one."""
     if value.is_nested:
         return "a nested tensor"
@@ -155,7 +155,7 @@ def _describe_unusable_tensor(value: Tensor) -> str | None:
     return None
 
 
-def recognize_network(state: Mapping[str, Tensor]) -> str | None:
+def recognize_network_if_possible(state: Mapping[str, Tensor]) -> str | None:
     """Return the name of the network of a state dict, by its names and one or two shapes; None if it is unknown."""
     if "feature_encoder.convnormrelu.0.weight" in state:
         small = "mask_predictor.conv.weight" not in state
@@ -210,7 +210,8 @@ def load_state_into(
         state: tensors by name.
         name: name of the file in messages.
         expected: name of the module in messages.
-        recognised: name of the network that the state was recognised as; by default :func:`recognize_network` decides.
+        recognised: name of the network that the state was recognised as; by default
+            :func:`recognize_network_if_possible` decides.
 
     Raises:
         InputError: naming what does not fit.
@@ -220,7 +221,7 @@ def load_state_into(
     unexpected = sorted(state.keys() - own.keys())
     wrong = [key for key in own if key in state and own[key].shape != state[key].shape]
     if missing or unexpected or wrong:
-        recognised = recognize_network(state) if recognised is None else recognised
+        recognised = recognize_network_if_possible(state) if recognised is None else recognised
         other = recognised not in (None, expected)
         reasons = [f"it looks like {recognised}"] if other else []
         max_keys = 1 if other else _MAX_KEYS

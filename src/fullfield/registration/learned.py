@@ -20,7 +20,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.files import write_atomically
 from fullfield.models.downloads import DownloadProgress
-from fullfield.models.state import load_state_into, read_state_dict, recognize_network
+from fullfield.models.state import load_state_into, read_state_dict, recognize_network_if_possible
 from fullfield.models.weights import WEIGHTS, fetch_weights
 from fullfield.ops import _launching
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
@@ -223,7 +223,7 @@ class LearnedDescriptor:
         state, name = read_state_dict(path)
         stored = _read_safetensors_header_if_any(Path(path)).get(_NAME)
         if stored is None:
-            looks = recognize_network(state)
+            looks = recognize_network_if_possible(state)
             raise InputError(
                 f"{name}: expected a descriptor of points, as fullfield train descriptor writes it, got weights "
                 + (f"of {looks}" if looks else "without its configuration")

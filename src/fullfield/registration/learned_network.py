@@ -221,11 +221,13 @@ class DescriptorNetwork(nn.Module):
             states.append(state)
         descriptors = torch.addmm(self.head(torch.cat(states, 1)), properties, self.direct.weight.T)
         if self.join is not None:
-            addition, seen = self._add_coarser(state, coarser)
+            addition, seen = self._compute_coarse_contribution_and_features(state, coarser)
             descriptors = descriptors + addition + self.join(state, seen)
         return nn.functional.normalize(descriptors, dim=1)
 
-    def _add_coarser(self, state: Tensor, coarser: Sequence[Resolution]) -> tuple[Tensor, Tensor]:
+    def _compute_coarse_contribution_and_features(
+        self, state: Tensor, coarser: Sequence[Resolution]
+    ) -> tuple[Tensor, Tensor]:
         """Return what coarser resolutions add to the descriptors [N, WIDTH], and their features [N, C]."""
         stages = cast("Sequence[CoarseStage]", self.coarser)
         properties, states = list[Tensor](), list[Tensor]()

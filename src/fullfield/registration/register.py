@@ -119,7 +119,7 @@ def register_clouds(
     """Run :func:`register`; ``progress`` receives the fraction done and the next step."""
     settings.check_settings()
     voxel, init, seed, iterations, samples, _, _, ransac_only = settings
-    descriptor = load_descriptor(settings.descriptor, settings.device)
+    descriptor = load_descriptor_if_learned(settings.descriptor, settings.device)
     clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
     start = None if init is None else orthonormalize_pose(init)
     middles = [compute_median_point(points) for points in clouds]
@@ -156,7 +156,7 @@ def register_clouds(
     return _restore_coordinates(best, middles)
 
 
-def load_descriptor(
+def load_descriptor_if_learned(
     descriptor: LearnedDescriptor | str | os.PathLike[str] | None, device: str | torch.device
 ) -> LearnedDescriptor | None:
     """Return the learned descriptor that an argument of :func:`register` names, on ``device``; None for FPFH."""

@@ -41,16 +41,16 @@ def replace_refusal_if_scale_explains(
         report(number / len(factors), f"trying a size {factor:.4g} times the target's")
         scale = _refine_factor_if_confirmed(factor, refused, clouds, search)
         if scale is not None:
-            return _refuse_for_scale(refused, describe_scale(scale))
+            return _build_refusal_for_scale(refused, describe_scale(scale))
     larger = max(extent_ratio, 1 / extent_ratio)
     if larger <= _MAX_RATIO or refused.cause in ("free", "mirror", "repetition", "scale", "shape"):
         return refused
     if larger >= _OTHER_UNIT and refused.cause == "points":
-        return _refuse_for_scale(refused, describe_scale(extent_ratio, exact=False))
+        return _build_refusal_for_scale(refused, describe_scale(extent_ratio, exact=False))
     return replace(refused, reason=f"{refused.reason}; the extents of the clouds differ by a factor of {larger:.2g}")
 
 
-def _refuse_for_scale(refused: Registration, reason: str) -> Registration:
+def _build_refusal_for_scale(refused: Registration, reason: str) -> Registration:
     """Return ``refused`` because of its size, without what was concluded from a pose in the wrong size."""
     return replace(refused, reason=reason, cause="scale", untried=(), free_directions=(), alternatives=())
 

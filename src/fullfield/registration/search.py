@@ -147,7 +147,7 @@ def _search_pose_and_check_retry(
         start[:3, 3] /= voxel
         poses, max_distances, other_poses = [start], _REACHES_FROM_INIT, []
     if not poses:
-        return _refuse_without_pose(pair, voxel, hypotheses), True
+        return _build_refusal_without_pose(pair, voxel, hypotheses), True
     report(0.8, "refining")
     weighed = _refine_poses(pair, poses, max_distances)
     report(0.95, "judging")
@@ -231,7 +231,7 @@ def _select_poses_worth_refining(hypotheses: list[Hypothesis], match_count: int,
     return [h.transform for h in hypotheses if h.inliers >= min_inliers]
 
 
-def _refuse_without_pose(pair: _Pair, voxel: float, hypotheses: list[Hypothesis]) -> Registration:
+def _build_refusal_without_pose(pair: _Pair, voxel: float, hypotheses: list[Hypothesis]) -> Registration:
     count, needed = len(pair.matches), compute_min_inliers(len(pair.matches))
     if count < needed:
         reason = f"the clouds have {count} matches at a voxel of {voxel:.4g}, {needed} are needed"

@@ -285,7 +285,7 @@ class ShotEngine:
         if settings.needs_reliability:  # after both directions, from which the backward pairs may start
             for direction in self._list_directions_with_flow(result):
                 self._add_occlusion_and_confidence(result, direction, number, number + settings.offsets[direction])
-        valid = self._get_valid_mask_on_grid(number, number)
+        valid = self._get_valid_mask_on_grid_if_any(number, number)
         if valid is not None:
             result.tensors[VALID] = valid.to(torch.float32)
         for direction, offset in settings.offsets.items():
@@ -324,7 +324,7 @@ class ShotEngine:
         frames = self._get_frames_on_grid(first, second, grid_frame_number)
         channels = max(frame.shape[1] for frame in frames)
         first_frame, second_frame = (frame.expand(-1, channels, -1, -1) for frame in frames)
-        valid1, valid2 = (self._get_valid_mask_on_grid(number, grid_frame_number) for number in (first, second))
+        valid1, valid2 = (self._get_valid_mask_on_grid_if_any(number, grid_frame_number) for number in (first, second))
         bars = self._find_bars(first, second, grid_frame_number)
         if bars is None:
             return _Pair((first_frame, second_frame), (valid1, valid2))
@@ -401,7 +401,7 @@ class ShotEngine:
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
             initial_flow = self._get_initial_flow_from_previous_pair(first, second, frames[0].shape[-2:])
             (frame1, frame2), valid = self._get_pair_without_bars(first, second, grid_frame_number)
-            flow = self._estimate_forward_and_store_backward(first, second, grid_frame_number, initial_flow)
+            flow = self._estimate_both_directions_if_supported(first, second, grid_frame_number, initial_flow)
             if flow is None:
                 flow = self._run_and_time_estimation(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
                 flow = _interpolate_unknown_vectors(flow, valid[0])
@@ -412,7 +412,7 @@ class ShotEngine:
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
 
-    def _estimate_forward_and_store_backward(
+    def _estimate_both_directions_if_supported(
         self, first: int, second: int, grid_frame_number: int, initial_flow: Tensor | None
     ) -> Tensor | None:
         """Return the flow, and keep the backward flow of the same call; None where the estimator has no such call.
@@ -482,7 +482,7 @@ class ShotEngine:
             )
         return self._in_box[number, grid_frame_number]
 
-    def _get_valid_mask_on_grid(self, number: int, grid_frame_number: int) -> Tensor | None:
+    def _get_valid_mask_on_grid_if_any(self, number: int, grid_frame_number: int) -> Tensor | None:
         """Return where a frame is known, bool [H, W] on the device and on a grid; None: everywhere."""
         if self._plates.uses_data_windows:
             return self._get_frame_in_box_on_device(number, grid_frame_number).valid

@@ -60,11 +60,11 @@ class _Follower:
         self._picture = shrink_to_grey(reference_plate.frame, reference_plate.valid)
         self._size = reference_plate.frame.shape[-2:]
         refine = None if refiner is None else refiner.refine
-        reference_frame, valid = self._upload_frame(reference_plate), self._upload_valid_mask(reference_plate)
+        reference_frame, valid = self._upload_frame(reference_plate), self._upload_valid_mask_if_any(reference_plate)
         self._tracker = Tracker(reference_frame, matcher, refine, valid=valid)
         self.is_cut_off = False
 
-    def add_frame(self, number: int, plate: Plate, *, rounds_to_half: bool) -> FrameResult:
+    def follow_frame(self, number: int, plate: Plate, *, rounds_to_half: bool) -> FrameResult:
         """Return the motion between the reference and a frame."""
         result = FrameResult(number, plate=plate, window=plate.window)
         if plate.frame.shape[-2:] != self._size:
@@ -80,8 +80,8 @@ class _Follower:
         if self.is_cut_off:
             self.fill_as_fully_occluded_inplace(result)
         else:
-            frame, valid = self._upload_frame(plate), self._upload_valid_mask(plate)
-            result.tensors = self._tracker.add_frame(frame, valid=valid, rounds_to_half=rounds_to_half)
+            frame, valid = self._upload_frame(plate), self._upload_valid_mask_if_any(plate)
+            result.tensors = self._tracker.track_next_frame(frame, valid=valid, rounds_to_half=rounds_to_half)
         return result
 
     def restore_frame(self, number: int, plate: Plate, layers: Mapping[str, Tensor]) -> None:
@@ -116,7 +116,7 @@ class _Follower:
         """Return the frame [1, 3, H, W] on the device."""
         return plate.frame[None].to(self._device).expand(-1, 3, -1, -1)
 
-    def _upload_valid_mask(self, plate: Plate) -> Tensor | None:
+    def _upload_valid_mask_if_any(self, plate: Plate) -> Tensor | None:
         return None if plate.valid is None else plate.valid.to(self._device)
 
 
@@ -245,7 +245,7 @@ def follow_plates(
                             plate = reads.wait_and_take_item(number)
                         add_plate_versions(number, plate)
                         with stages.measure("estimate"):
-                            result = follower.add_frame(number, plate, rounds_to_half=rounds_to_half)
+                            result = follower.follow_frame(number, plate, rounds_to_half=rounds_to_half)
                     except (InputError, OSError) as error:
                         result = FrameResult(number, problems=[Problem.from_error(plates.path(number), error)])
                     if number in requested:

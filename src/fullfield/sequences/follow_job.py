@@ -42,8 +42,9 @@ class FollowJob:
         reading: arguments of :func:`fullfield.io.read_frame` for the plates.
         device: where to compute.
         threads: PyTorch's threads; None: its default.
-        provenance: what the record of every frame says about this job; :meth:`plan_missing_frames` sets it.
-        existing: frames from the reference to ``numbers`` whose files are up to date (:meth:`plan_missing_frames`).
+        provenance: what the record of every frame says about this job; :meth:`settle_and_plan_missing_frames` sets it.
+        existing: frames from the reference to ``numbers`` whose files are up to date
+            (:meth:`settle_and_plan_missing_frames`).
 
     >>> files = find_frame_files("plate.%04d.exr")  # doctest: +SKIP
     >>> job = FollowJob(files, tuple(files.files), 1001, Output("ref.%04d.exr"))  # doctest: +SKIP
@@ -77,14 +78,14 @@ class FollowJob:
         device = resolve_device(self.device)
         return set_threads_and_prepare_estimator(self.method, self.config, self.backend, device, threads=self.threads)
 
-    def plan_missing_frames(
+    def settle_and_plan_missing_frames(
         self, estimator: Estimator, plates: Plates, *, overwrite: bool = False
     ) -> tuple[FollowJob, WritePlan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.
 
         ST maps that stored frames have not are written from these; half floats are too coarse for that.
         Files of another range, between the reference and this one, are compared too, and the run continues from them.
-        The estimator must be prepared. Errors are those of :meth:`Output.plan_frames_to_write`.
+        The estimator must be prepared. Errors are those of :meth:`Output.write_settings_and_plan_frames`.
         """
         recorded = {
             "plates": Path(self.frame_files.text).name,
@@ -101,7 +102,7 @@ class FollowJob:
         st_maps = []
         if self.output.st_map is not None and self.output.dtype is None and not overwrite:
             st_maps = self.output.write_missing_st_maps(recorded, self.numbers, compute_input_checksums, DIRECTIONS[-1])
-        plan = self.output.plan_frames_to_write(
+        plan = self.output.write_settings_and_plan_frames(
             recorded, numbers, compute_input_checksums, overwrite=overwrite, source=source
         )
         plan.st_maps = st_maps
@@ -161,14 +162,14 @@ def run_follow(
     run stops; what is written stays.
 
     Args:
-        job: a settled job (:meth:`FollowJob.plan_missing_frames`).
+        job: a settled job (:meth:`FollowJob.settle_and_plan_missing_frames`).
         numbers: frames to write.
         estimator: estimator of the job, prepared.
         plates: plates of the job; they are closed at the end.
         report: receives the number of every finished frame, from any thread.
 
     >>> estimator, plates = job.set_threads_and_prepare_estimator(), job.open_plates()  # doctest: +SKIP
-    >>> job, plan = job.plan_missing_frames(estimator, plates)  # doctest: +SKIP
+    >>> job, plan = job.settle_and_plan_missing_frames(estimator, plates)  # doctest: +SKIP
     >>> outcome = run_follow(job, plan.missing, estimator, plates)  # doctest: +SKIP
     """
     start_s = time.perf_counter()

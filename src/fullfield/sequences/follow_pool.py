@@ -72,8 +72,8 @@ def write_reference_flows_on_devices(
     The files are those that one device writes. When a process dies, another one repeats its side.
 
     Args:
-        jobs_with_frames: for each reference its settled job (:meth:`FollowJob.plan_missing_frames`) and the frames to
-            write.
+        jobs_with_frames: for each reference its settled job (:meth:`FollowJob.settle_and_plan_missing_frames`) and the
+            frames to write.
         devices: one process computes on each.
         report_frame: receives the number of every finished frame.
 

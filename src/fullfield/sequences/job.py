@@ -54,7 +54,7 @@ class ShotJob:
         method, config, backend: the estimator, as :func:`fullfield.estimate` takes it.
         reading: arguments of :func:`fullfield.io.read_frame` for the plates.
         threads: PyTorch's threads in each process; None: its default.
-        provenance: what the record of every frame says about this job; :meth:`plan_missing_frames` sets it.
+        provenance: what the record of every frame says about this job; :meth:`settle_and_plan_missing_frames` sets it.
     """
 
     frame_files: FrameFiles
@@ -79,12 +79,12 @@ class ShotJob:
             self.method, self.config, self.backend, settings.torch_device, scale=settings.scale, threads=self.threads
         )
 
-    def plan_missing_frames(
+    def settle_and_plan_missing_frames(
         self, estimator: Estimator, plates: Plates, *, overwrite: bool = False
     ) -> tuple[ShotJob, WritePlan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.
 
-        The estimator must be prepared. Errors are those of :meth:`Output.plan_frames_to_write`.
+        The estimator must be prepared. Errors are those of :meth:`Output.write_settings_and_plan_frames`.
         """
 
         def compute_input_checksums(number: int, checksums: ChecksumCache) -> dict[str, str | None]:
@@ -97,7 +97,7 @@ class ShotJob:
             return inputs | {f"mask {n - number}": get(mask) for n, mask in masks.items() if mask is not None}
 
         recorded = self._collect_recorded_settings(estimator)
-        plan = self.output.plan_frames_to_write(
+        plan = self.output.write_settings_and_plan_frames(
             recorded,
             sorted(self.numbers),
             compute_input_checksums,

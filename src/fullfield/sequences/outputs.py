@@ -23,7 +23,7 @@ from fullfield._check import InputError
 from fullfield._ledger.notes import check_entry_kinds
 from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
-from fullfield._ledger.versions import ChecksumCache, compute_sampled_checksum, hash_json_values, read_stamp
+from fullfield._ledger.versions import ChecksumCache, compute_sampled_checksum, hash_json_values, read_stamp_if_exists
 from fullfield.io import read_flow, write_flow, write_st_map
 from fullfield.io.files import join_to_one_line, remove_abandoned_temporary_files, truncate_to_bytes, write_atomically
 from fullfield.io.flow_formats import Y_NOTE
@@ -187,7 +187,7 @@ class Output:
         weights = parameters.pop(_WEIGHTS, None) if isinstance(parameters, dict) else None
         return plain, weights
 
-    def plan_frames_to_write(
+    def write_settings_and_plan_frames(
         self,
         settings: Mapping[str, Any],
         numbers: Sequence[int],
@@ -276,9 +276,9 @@ class Output:
     def _find_records_of_other_runs(self, path: Path) -> list[Record]:
         """Return the records of a file that another run may have written after the notes were read."""
         while True:
-            before = read_stamp(path)
+            before = read_stamp_if_exists(path)
             records = Records(self.records_folder).find_records_of_current_file(str(path))
-            if records or read_stamp(path) == before:
+            if records or read_stamp_if_exists(path) == before:
                 return records
 
     def _plan_from_records(
@@ -333,7 +333,7 @@ class Output:
             return "ST map changed"
         return "" if self.is_frame_complete(number) else "incomplete"
 
-    def read_plates_name(self) -> str | None:
+    def read_plates_name_if_recorded(self) -> str | None:
         """Return where the plates were, by the notes beside the files."""
         notes = self._settings_file.read()
         return None if notes is None or not notes.get("source") else str(notes["source"])

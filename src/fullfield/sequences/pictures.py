@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield._ledger.versions import ChecksumCache, read_stamp
+from fullfield._ledger.versions import ChecksumCache, read_stamp_if_exists
 from fullfield._read_ahead import ReadAhead
 from fullfield.io import all_channels as pictures
 from fullfield.io.all_channels import RAW_SUFFIXES, ChannelPicture
@@ -81,7 +81,7 @@ class InputReader:
         if key not in self._stamped:
             with self._stages.measure("wait for files"):
                 self._stamped[key] = self._reads.wait_and_take_item(key)
-        if self._stamped[key][0] != read_stamp(self._path(key)):
+        if self._stamped[key][0] != read_stamp_if_exists(self._path(key)):
             self._stamped[key] = self._read_item_with_stamp(key)
         item = self._stamped[key][1]
         if isinstance(item, Exception):
@@ -91,7 +91,7 @@ class InputReader:
     def require_unchanged_files(self) -> None:
         """Raise InputError if a file was replaced since it was read."""
         for key, (stamp, _) in self._stamped.items():
-            if read_stamp(self._path(key)) != stamp:
+            if read_stamp_if_exists(self._path(key)) != stamp:
                 raise InputError(f"{self._path(key)}: was replaced during the run; run the command again")
 
     def discard_unneeded_items(self, is_needed: Callable[[Any], bool]) -> None:
@@ -100,7 +100,7 @@ class InputReader:
         self._reads.discard_keys(lambda key: not is_needed(key))
 
     def _read_item_with_stamp(self, key: Any) -> tuple[Any, Any]:
-        stamp = read_stamp(self._path(key))
+        stamp = read_stamp_if_exists(self._path(key))
         try:
             with self._stages.measure("read"):
                 return stamp, self._read(key)
@@ -144,7 +144,8 @@ class PictureJob(ABC):
         output: pattern of the pictures, or one file.
         numbers: every frame that gets a picture, ascending.
         device: where to compute.
-        provenance: what the record of every picture says about this job; :meth:`plan_missing_frames` sets it.
+        provenance: what the record of every picture says about this job, set by
+            :meth:`settle_and_plan_missing_frames`.
     """
 
     flow: StoredFlow
@@ -196,7 +197,7 @@ class PictureJob(ABC):
         """Return the name of a picture."""
         return FramePattern.parse(self.output).format_path(number) if self.has_records else self.output
 
-    def plan_missing_frames(self, *, overwrite: bool = False) -> tuple[PictureJob, WritePlan]:
+    def settle_and_plan_missing_frames(self, *, overwrite: bool = False) -> tuple[PictureJob, WritePlan]:
         """Check the output; return the settled job, and which pictures it has to write.
 
         Raises InputError if a picture would replace an input, or existing ones have other settings or were not written
@@ -209,7 +210,9 @@ class PictureJob(ABC):
             return self, WritePlan(list(self.numbers))
         output = Output(self.output)
         settings = self.collect_settings()
-        plan = output.plan_frames_to_write(settings, self.numbers, self.compute_input_checksums, overwrite=overwrite)
+        plan = output.write_settings_and_plan_frames(
+            settings, self.numbers, self.compute_input_checksums, overwrite=overwrite
+        )
         return replace(self, provenance=output.build_run_provenance(settings)), plan
 
     def _check_output(self) -> None:
@@ -258,7 +261,7 @@ def write_job_pictures(
     """Write the pictures of ``numbers``, replacing those that exist; see :func:`run_shot`.
 
     Args:
-        job: a settled job (:meth:`PictureJob.plan_missing_frames`).
+        job: a settled job (:meth:`PictureJob.settle_and_plan_missing_frames`).
         numbers: frames to write.
         codec: encoding of a video; see :class:`fullfield.io.VideoWriter`.
         report: receives the number of every finished frame, from any thread.

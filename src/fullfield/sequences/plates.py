@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError, describe_value, require
-from fullfield._ledger.versions import FileIdentity, Stamp, compute_sampled_checksum, read_stamp
+from fullfield._ledger.versions import FileIdentity, Stamp, compute_sampled_checksum, read_stamp_if_exists
 from fullfield._read_ahead import choose_reader_count
 from fullfield.estimators._frames import Frame, fill_unknown_pixels, get_frame_name_for_messages, read_or_convert_frame
 from fullfield.io import open_video, read_frame_window
@@ -87,7 +87,7 @@ class Plates(Protocol):
     def read_file_stamp(self, number: int) -> Stamp | None:
         """Return size and times of the frame's file; None where it is in none."""
         path = self.get_containing_file(number)
-        return None if path is None else read_stamp(path)
+        return None if path is None else read_stamp_if_exists(path)
 
     def pop_nonfinite_messages(self) -> dict[int, str]:
         """Return and forget a message on every frame so far with pixels that are NaN or infinite."""
@@ -232,7 +232,7 @@ class FilePlates(Plates):
         reader = FrameReader(**reading, pinned=self.pinned)
         for is_first in (True, False):
             before = self.read_file_stamp(number)
-            mask_before = None if mask is None else read_stamp(mask)
+            mask_before = None if mask is None else read_stamp_if_exists(mask)
             if mask is not None and mask_before is None:
                 raise InputError(f"mask: {mask}: no such file")
             try:
@@ -251,7 +251,7 @@ class FilePlates(Plates):
                 if is_first and before is not None and self.read_file_stamp(number) != before:
                     continue
                 raise
-            is_same_mask = mask is None or read_stamp(mask) == mask_before
+            is_same_mask = mask is None or read_stamp_if_exists(mask) == mask_before
             if before is not None and self.read_file_stamp(number) == before and is_same_mask:
                 frame = fill_unknown_pixels(image.frame, image.valid, path)
                 self._nonfinite_messages.add(number, image.note)
@@ -325,7 +325,7 @@ class StackPlates(Plates):
         return min(1, self.numbers[0]) <= number <= max(self._count, self.numbers[-1])
 
     def read(self, number: int) -> Plate:
-        stamp = read_stamp(self._path)
+        stamp = read_stamp_if_exists(self._path)
         frame = read_picture_of_stack(self._path, number - 1, self._transfer)
         identity = None if stamp is None else FileIdentity(stamp, compute_sampled_checksum(self._path))
         return Plate(frame, identity=identity)
@@ -346,7 +346,7 @@ class VideoPlates(Plates):
         self._path = frame_files.text
         self._curve = choose_inplace_curve_if_needed(transfer or "auto", auto_transfer="srgb")
         self._lock = threading.Lock()
-        stamp = read_stamp(self._path)
+        stamp = read_stamp_if_exists(self._path)
         self._identity = None if stamp is None else FileIdentity(stamp, compute_sampled_checksum(self._path))
         self._reopen_from_start()
         self._length = self._source.count_frames() if hasattr(self._source, "count_frames") else 0

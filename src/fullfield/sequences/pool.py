@@ -119,7 +119,7 @@ def run_on_devices(
     The files are those that one device writes. When a process dies, another one gets its frames.
 
     Args:
-        job: a settled job (:meth:`ShotJob.plan_missing_frames`).
+        job: a settled job (:meth:`ShotJob.settle_and_plan_missing_frames`).
         numbers: frames to write.
         devices: one process computes on each.
         report: receives the number of every finished frame.

@@ -85,7 +85,7 @@ def retime_shot(
     >>> retime_shot("plate.%04d.exr", "mv.%04d.exr", "slow.%04d.exr", RetimeSettings(2.5))  # doctest: +SKIP
     """
     job = build_retime_job(plates, flow, output, settings, frames=frames, device=device)
-    settled, plan = job.plan_missing_frames(overwrite=overwrite)
+    settled, plan = job.settle_and_plan_missing_frames(overwrite=overwrite)
     return write_job_pictures(settled, plan.missing, report=report)
 
 

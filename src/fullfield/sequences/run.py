@@ -44,7 +44,7 @@ def run_shot(
     full disk, a folder that was removed), the run stops; what is written stays.
 
     Args:
-        job: a settled job (:meth:`ShotJob.plan_missing_frames`).
+        job: a settled job (:meth:`ShotJob.settle_and_plan_missing_frames`).
         numbers: frames to write.
         estimator: estimator of the job, prepared.
         plates: plates of the job; they are closed at the end.
@@ -148,11 +148,11 @@ class FlowFileWriter:
         event = self._threads.record_stream_event()
         if result.plate is not None:  # only its metadata is written
             result.plate = result.plate._replace(frame=result.plate.frame[:0])
-        record = self._build_record(result)
+        record = self._build_record_and_store_digest(result)
         path = self._output.path(result.number)
         self._threads.submit_write(result.number, path, size_bytes, lambda: self._copy_and_write(result, event, record))
 
-    def _build_record(self, result: FrameResult) -> dict[str, Any]:
+    def _build_record_and_store_digest(self, result: FrameResult) -> dict[str, Any]:
         """Return the record of a frame."""
         inputs = {
             str(number - result.number): None if identity is None else identity.checksum

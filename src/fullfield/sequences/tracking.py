@@ -102,7 +102,7 @@ class Tracker:
     """Tracker of all pixels of one reference frame; frames are added in order, away from the reference.
 
     A frame's motion depends only on the reference, the frames of :func:`list_chain_source_steps`, and the values that
-    :meth:`add_frame` returned for them. So a tracker that is restored from stored values continues with the same
+    :meth:`track_next_frame` returned for them. So a tracker that is restored from stored values continues with the same
     results.
 
     Args:
@@ -132,7 +132,7 @@ class Tracker:
         self._states = {0: _TrackedFrame(reference, FrameMatch(still, still))}
         self.step = 1
 
-    def add_frame(
+    def track_next_frame(
         self, frame: Tensor, *, valid: Tensor | None = None, rounds_to_half: bool = False
     ) -> dict[str, Tensor]:
         """Return the motion between the reference and the next frame [1, C, H, W], by the names of stored layers.
@@ -169,7 +169,7 @@ class Tracker:
         return layers
 
     def restore_frame(self, frame: Tensor, layers: Mapping[str, Tensor]) -> None:
-        """Add the next frame with the layers that :meth:`add_frame` returned for it."""
+        """Add the next frame with the layers that :meth:`track_next_frame` returned for it."""
         self._states[self.step] = _TrackedFrame(frame, _convert_layers_to_match(layers))
         self.skip_frame()
 

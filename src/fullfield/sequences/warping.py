@@ -87,7 +87,7 @@ def warp_shot(
     >>> warp_shot("paint.1001.exr", "mv.%04d.exr", "paint_on.%04d.exr", settings)  # doctest: +SKIP
     """
     job = build_warp_job(source, flow, output, settings, frames=frames, device=device)
-    settled, plan = job.plan_missing_frames(overwrite=overwrite)
+    settled, plan = job.settle_and_plan_missing_frames(overwrite=overwrite)
     return write_job_pictures(settled, plan.missing, report=report)
 
 

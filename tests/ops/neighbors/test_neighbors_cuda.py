@@ -233,7 +233,10 @@ def test_radius_search_refuses_nonfinite_coordinates(bad: float) -> None:
 def test_radius_search_keeps_buckets_until_indices_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The indices' memory is asked for last; it must not be that of the buckets, which are still to be read."""
     created: list[weakref.ref[object]] = []
-    fill, finish = neighbors._CellTables.fill_tables, neighbors._RadiusSearchLaunch.write_indices
+    fill, finish = (
+        neighbors._CellTables.allocate_and_fill_tables,
+        neighbors._RadiusSearchLaunch.allocate_and_write_indices,
+    )
 
     def filling(*arguments: Any) -> Any:
         tables = fill(*arguments)
@@ -245,8 +248,8 @@ def test_radius_search_keeps_buckets_until_indices_written(monkeypatch: pytest.M
         assert all(table() is not None for table in created)
         return finish(searches, totals)
 
-    monkeypatch.setattr(neighbors._CellTables, "fill_tables", filling)
-    monkeypatch.setattr(neighbors._RadiusSearchLaunch, "write_indices", finishing)
+    monkeypatch.setattr(neighbors._CellTables, "allocate_and_fill_tables", filling)
+    monkeypatch.setattr(neighbors._RadiusSearchLaunch, "allocate_and_write_indices", finishing)
     check_radius(surface(300), 0.1)
 
 

@@ -76,7 +76,7 @@ def build_cloud_by_popping_columns(path: Path, columns: dict[str, NDArray[Any]])
     if not {"x", "y", "z"} <= columns.keys():
         raise build_missing_axes_error(path, columns)
     points = convert_to_float_coordinates(np.stack([columns.pop(axis) for axis in "xyz"], axis=1))
-    colors, normals = (_pop_column_group(columns, names) for names in (_COLORS, _NORMALS))
+    colors, normals = (_pop_complete_column_group_if_any(columns, names) for names in (_COLORS, _NORMALS))
     native = {name: column.astype(column.dtype.newbyteorder("="), copy=False) for name, column in columns.items()}
     return PointCloud(points, colors, normals, native)
 
@@ -132,7 +132,9 @@ def build_missing_axes_error(path: Path, names: Iterable[str]) -> InputError:
     return InputError(f"{path}: expected points with x, y and z, got {listed}")
 
 
-def _pop_column_group(columns: dict[str, NDArray[Any]], groups: tuple[tuple[str, ...], ...]) -> NDArray[Any] | None:
+def _pop_complete_column_group_if_any(
+    columns: dict[str, NDArray[Any]], groups: tuple[tuple[str, ...], ...]
+) -> NDArray[Any] | None:
     for names in groups:
         if columns.keys() >= set(names):
             stacked = np.stack([columns.pop(name) for name in names], axis=1)

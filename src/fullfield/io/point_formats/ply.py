@@ -43,7 +43,7 @@ def read_ply(path: Path) -> PointCloud:
     """Read a PLY file."""
     size = require_nonempty_file(path)
     with path.open("rb") as file:
-        encoding, elements = _read_header(path, file)
+        encoding, elements = _read_format_and_elements(path, file)
         left = size - file.tell()
         vertex = next((e for e in elements if e.name == "vertex"), None)
         if vertex is None:
@@ -68,7 +68,7 @@ def _build_row_dtype(element: _Element, encoding: str) -> np.dtype[Any]:
     return np.dtype([(name, _ORDERS[encoding] + kind) for name, kind in element.properties])
 
 
-def _read_header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
+def _read_format_and_elements(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
     def build_error(reason: str) -> InputError:
         return InputError(f"{path}: corrupt PLY header: {join_to_one_line(reason, 80)}")
 

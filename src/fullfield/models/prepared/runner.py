@@ -175,7 +175,9 @@ class PreparedFlow:
             _check.require(config.has_mixture, "flow_with_mixture", "SEA-RAFT, which has a mixture", self.model)
         with self._lock, _disable_autograd_and_autocast(self.device), self._in_order(self._iterate_tensors):
             named = zip(("initial_flow", "initial_backward"), initial_flows, strict=False)
-            flows = [framing.resample_initial_flow_to_cells(flow, frame1, self.padding, name) for name, flow in named]
+            flows = [
+                framing.check_and_resample_initial_flow_if_any(flow, frame1, self.padding, name) for name, flow in named
+            ]
             starts = [None if flow is None else self._grid + flow for flow in flows]
             if self.batch == 0:
                 shape = (0, 2 + 4 * with_mixture, *self.size)

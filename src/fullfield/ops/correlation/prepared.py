@@ -93,7 +93,7 @@ class PairWithAccumulators:
         # By the engine's number of the pass: the sums, and the stream that last added to them.
         self._open: dict[int, tuple[GradientAccumulators, int]] = {}
 
-    def get_accumulators(self) -> GradientAccumulators:
+    def get_or_allocate_accumulators(self) -> GradientAccumulators:
         """Return the accumulators of the present backward pass."""
         task = torch._C._current_graph_task_id()
         stream = self._get_current_stream()
@@ -184,7 +184,9 @@ class LookupNode(torch.autograd.Function):
             return None, None, None, None, None
         coords, preparation = ctx.saved_tensors
         grads = (
-            ctx.pair.get_accumulators() if ctx.needs_input_grad[1] else GradientAccumulators(None, None, (False, False))
+            ctx.pair.get_or_allocate_accumulators()
+            if ctx.needs_input_grad[1]
+            else GradientAccumulators(None, None, (False, False))
         )
         if not torch.is_grad_enabled():
             return None, None, ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2]), None, None

@@ -142,7 +142,7 @@ class CpuSolver:
             self._threads,
         )
 
-    def _get_resampling_table(self, kind: str, size_in: int, size_out: int) -> Float32TapTable:
+    def _get_or_compute_resampling_table(self, kind: str, size_in: int, size_out: int) -> Float32TapTable:
         key = (kind, size_in, size_out)
         if key not in self._tables:
             make = compute_gaussian_tap_table if kind == "gaussian" else compute_linear_tap_table
@@ -162,8 +162,8 @@ class CpuSolver:
         """Resample into ``flat_target``, which begins at its pixel (0, 0), with ``target_pitch`` floats a row."""
         height_in, width_in = source.shape
         height, width = target_size
-        vertical = self._get_resampling_table(kind, height_in, height)
-        horizontal = self._get_resampling_table(kind, width_in, width)
+        vertical = self._get_or_compute_resampling_table(kind, height_in, height)
+        horizontal = self._get_or_compute_resampling_table(kind, width_in, width)
         flat = source.reshape(-1)
 
         def resample_row_strip(top: int, bottom: int) -> None:

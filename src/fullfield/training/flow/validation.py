@@ -54,7 +54,9 @@ class FlowValidation:
         for name, data in self._sets.items():
             metrics = FlowMetrics(averaging="per_image")
             pairs = (
-                self._read_dataset_pairs(data) if isinstance(data, FlowDataset) else self._iterate_generated_pairs(data)
+                self._iterate_dataset_pairs(data)
+                if isinstance(data, FlowDataset)
+                else self._iterate_generated_pairs(data)
             )
             for frame1, frame2, flow, valid in pairs:
                 predictions = model.predictions(frame1.to(device), frame2.to(device), **self._updates)[-1]  # type: ignore[operator]
@@ -69,7 +71,7 @@ class FlowValidation:
     def _count_pairs(self, data: FlowDataset | PairSource) -> int:
         return min(self._pairs, len(_list_pairs_with_flow(data))) if isinstance(data, FlowDataset) else self._pairs
 
-    def _read_dataset_pairs(self, data: FlowDataset) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def _iterate_dataset_pairs(self, data: FlowDataset) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         scored = _list_pairs_with_flow(data)
         number = self._count_pairs(data)
         selected = [scored[index * len(scored) // number] for index in range(number)]

@@ -65,7 +65,7 @@ def _count_table_slots(count: int) -> int:
     return min(_MAX_SLOTS, max(64, 1 << (2 * count - 1).bit_length()))
 
 
-def _copy_offsets_to_device(offsets: Tensor, device: torch.device) -> Tensor | None:
+def _copy_offsets_if_several_clouds(offsets: Tensor, device: torch.device) -> Tensor | None:
     """Return the offsets on the device; None for a single cloud."""
     return offsets.to(device) if offsets.numel() > 2 else None
 
@@ -82,7 +82,7 @@ class _CellTables:
         self._numbers: dict[tuple[object, ...], int] = {}
         self.params: list[Any] = []
 
-    def add_table(self, search: Search, params: Any) -> int:
+    def add_table_and_get_number(self, search: Search, params: Any) -> int:
         """Return the number of the table that a search reads; its first search's parameters define it."""
         points, _, offsets, _, radius = search
         key = (points.data_ptr(), points.shape[0], id(offsets), radius)
@@ -91,7 +91,9 @@ class _CellTables:
             self.params.append(_Radius.from_buffer_copy(params))
         return self._numbers[key]
 
-    def fill_tables(self, kernels: LoadedKernels, like: Tensor, leading_zero_count: int) -> tuple[Tensor, ...]:
+    def allocate_and_fill_tables(
+        self, kernels: LoadedKernels, like: Tensor, leading_zero_count: int
+    ) -> tuple[Tensor, ...]:
         """Fill the tables and return their memory, which begins with zeros and must live until it is read."""
         tables = self.params
         slots, points = [p.mask + 2 for p in tables], [p.count for p in tables]
@@ -133,8 +135,8 @@ class _RadiusSearchLaunch:
             self._fill_search_params(p, search)
             p.sort = sort_indices
             p.rows, p.total = self.rows[number].data_ptr(), self.totals.data_ptr() + 8 * number
-            numbers.append(tables.add_table(search, p))
-        filled = tables.fill_tables(self.kernels, like, len(query_counts) + sum(sum_counts))
+            numbers.append(tables.add_table_and_get_number(search, p))
+        filled = tables.allocate_and_fill_tables(self.kernels, like, len(query_counts) + sum(sum_counts))
         self._arguments.append(filled)
         word = filled[0].data_ptr()
         for number, table in enumerate(numbers):
@@ -149,8 +151,8 @@ class _RadiusSearchLaunch:
     def _fill_search_params(self, p: Any, search: Search) -> None:
         points, queries, offsets, query_offsets, radius = search
         own = queries is points
-        clouds = _copy_offsets_to_device(offsets, points.device)
-        queried = clouds if own else _copy_offsets_to_device(query_offsets, points.device)
+        clouds = _copy_offsets_if_several_clouds(offsets, points.device)
+        queried = clouds if own else _copy_offsets_if_several_clouds(query_offsets, points.device)
         arguments = (points, queries, clouds, queried)
         self._arguments.append(arguments)
         p.points, p.queries, p.offsets, p.query_offsets = map(get_address, arguments)
@@ -158,7 +160,7 @@ class _RadiusSearchLaunch:
         p.inverse, p.mask = 1.0 / (radius * _MARGIN), _count_table_slots(points.shape[0]) - 1
         p.limit = ctypes.c_float(radius).value ** 2
 
-    def write_indices(self, totals: Sequence[int]) -> list[Neighbors]:
+    def allocate_and_write_indices(self, totals: Sequence[int]) -> list[Neighbors]:
         """Write the indices of so many pairs."""
         indices = [self.like.new_empty(total, dtype=torch.int32) for total in totals]
         for number, row in enumerate(indices):
@@ -172,7 +174,7 @@ def run_radius_searches(searches: Sequence[Search], *, sort_indices: bool = True
     results: list[Neighbors] = []
     for start in range(0, len(searches), _launching.MAX_PROBLEMS):
         some = _RadiusSearchLaunch(searches[start : start + _launching.MAX_PROBLEMS], sort_indices)
-        results += some.write_indices(some.totals.tolist())
+        results += some.allocate_and_write_indices(some.totals.tolist())
     return results
 
 
@@ -205,8 +207,8 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     if not total:
         return Neighbors(rows, indices)
     own = queries is points
-    clouds = _copy_offsets_to_device(offsets, points.device)
-    queried = clouds if own else _copy_offsets_to_device(query_offsets, points.device)
+    clouds = _copy_offsets_if_several_clouds(offsets, points.device)
+    queried = clouds if own else _copy_offsets_if_several_clouds(query_offsets, points.device)
     p = _Tree()
     start, level = 0, count
     while p.levels == 0 or level > _BRANCHES:
@@ -253,7 +255,7 @@ def downsample_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[float, 
     point_slots = points.new_empty(count, dtype=torch.int32)
     sum_count, size = _count_sum_blocks(count), len(cells) * (batches + 1) + 1
     counters = points.new_zeros(size + len(cells) * (1 + sum_count), dtype=torch.int64)
-    clouds = _copy_offsets_to_device(cloud.offsets, points.device)
+    clouds = _copy_offsets_if_several_clouds(cloud.offsets, points.device)
     p = _Thin()
     p.points, p.offsets, p.slots, p.nearest = map(get_address, (points, clouds, point_slots, table))
     p.owners, p.winners = p.nearest + 8 * slots, p.nearest + 12 * slots

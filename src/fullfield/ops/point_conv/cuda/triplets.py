@@ -44,7 +44,7 @@ def _allocate_cells_unless_packed(
     return empty if is_packed(column_count, cell_count) else rows.new_empty(entry_count, dtype=torch.uint8)
 
 
-def _group_equal_keys(keys: Sequence[object]) -> Iterator[list[int]]:
+def _iterate_groups_with_equal_keys(keys: Sequence[object]) -> Iterator[list[int]]:
     """Yield the places of equal keys, at most as many as fit a launch."""
     groups: dict[object, list[int]] = {}
     for index, key in enumerate(keys):
@@ -64,7 +64,7 @@ def build_all_triplets(requests: Sequence[TripletRequest], *, overwrites_neighbo
             rows, one.points.shape[0], numbers.numel(), math.prod(one.kernel_size), none
         )
         results.append(Triplets(rows, words, cells))
-    for indices in _group_equal_keys([bool(out.cells.numel()) for out in results]):
+    for indices in _iterate_groups_with_equal_keys([bool(out.cells.numel()) for out in results]):
         batch, arguments, blocks = _Batch(), [], []
         for p, index in zip(batch.each, indices, strict=False):
             one, out = requests[index], results[index]
@@ -106,7 +106,7 @@ def transpose_all_triplets(requests: Sequence[TranspositionRequest]) -> list[Tri
     variants = [
         (bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(results, requests, strict=True)
     ]
-    for indices in _group_equal_keys(variants):
+    for indices in _iterate_groups_with_equal_keys(variants):
         _launch_transposition(
             [requests[index] for index in indices],
             [results[index] for index in indices],

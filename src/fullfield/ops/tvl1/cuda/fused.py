@@ -140,7 +140,9 @@ class LevelTiling:
     """Whether the level is narrower or lower than a tile with all that it computes again."""
 
 
-def _divide_side_into_tiles(size: int, size_in_tile: int, overlap: int, alignment: int) -> tuple[int, int] | None:
+def _divide_side_into_tiles_if_possible(
+    size: int, size_in_tile: int, overlap: int, alignment: int
+) -> tuple[int, int] | None:
     """Return the number of tiles along a side, and their own pixels, a multiple of ``alignment``.
 
     A tile's own pixels are ``size_in_tile`` minus ``overlap``, the pixels that its neighbours compute too.
@@ -162,8 +164,8 @@ def choose_tiling_if_possible(
     lead = -(-(config.iterations + margin) // shape.tile_column_alignment) * shape.tile_column_alignment
     overlap = lead + config.iterations - 1 + max(margin, 1)
     across, down = (
-        _divide_side_into_tiles(width, shape.columns_per_tile, overlap, shape.tile_column_alignment),
-        _divide_side_into_tiles(height, shape.rows_per_tile, overlap, 1),
+        _divide_side_into_tiles_if_possible(width, shape.columns_per_tile, overlap, shape.tile_column_alignment),
+        _divide_side_into_tiles_if_possible(height, shape.rows_per_tile, overlap, 1),
     )
     if across is None or down is None:
         return None

@@ -118,7 +118,7 @@ class KernelLaunches:
         for table in self._tables.values():
             yield from (table.first, table.weight)
 
-    def _get_resampling_table(self, kind: str, size_in: int, size_out: int) -> _DeviceTapTable:
+    def _get_or_compute_resampling_table(self, kind: str, size_in: int, size_out: int) -> _DeviceTapTable:
         key = (kind, size_in, size_out)
         table = self._tables.get(key)
         if table is None:
@@ -175,8 +175,10 @@ class KernelLaunches:
             scale: factors of even and odd planes.
             source_at: holds the source's address, if that is not ``source``'s own.
         """
-        vertical = self._get_resampling_table(vertical_filter, source.height, target.height)
-        horizontal = self._get_resampling_table(horizontal_filter or vertical_filter, source.width, target.width)
+        vertical = self._get_or_compute_resampling_table(vertical_filter, source.height, target.height)
+        horizontal = self._get_or_compute_resampling_table(
+            horizontal_filter or vertical_filter, source.width, target.width
+        )
         params = _DECLARED["ResampleParams"]()
         params.source, params.target = source.address, target.address
         params.source_at = get_address(source_at)
