@@ -119,7 +119,7 @@ def test_compiler_reads_cache_that_cannot_be_written(
 
 def test_explain_refusal_names_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "iterate_candidate_libraries", lambda: iter(("libnvrtc-of-nobody.so",)))
-    monkeypatch.setattr(nvrtc, "_open_library_by_pathfinder", lambda: None)
+    monkeypatch.setattr(nvrtc, "_open_library_by_pathfinder_if_possible", lambda: None)
     nvrtc._find_newest_nvrtc.cache_clear()
     try:
         assert re.match(

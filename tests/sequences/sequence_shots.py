@@ -51,13 +51,13 @@ def started(folder: Path, arguments: list[str]) -> Any:
 def slow_flow(folder: str, arguments: list[str]) -> None:
     """``fullfield shot`` in a folder, with a pause before every frame: time to be killed in, or to run alongside."""
     os.chdir(folder)
-    real = ShotEngine._estimate_frame
+    real = ShotEngine._compute_frame_result
 
     def slow(self: ShotEngine, number: int) -> FrameResult:
         time.sleep(0.05)
         return real(self, number)
 
-    ShotEngine._estimate_frame = slow  # type: ignore[method-assign]
+    ShotEngine._compute_frame_result = slow  # type: ignore[method-assign]
     sys.exit(main(["shot", *arguments]))
 
 
