@@ -47,13 +47,13 @@ def test_sequence_measures_plates_of_each_compression(cli: Callable[..., Any], t
 
 
 def test_sequence_gives_no_time_to_wrong_shot(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    real = outputs.Output.write
+    real = outputs.Output.write_frame_and_record
 
     def harmed(self: Any, done: Any, parts: Any, *more: Any) -> None:
         parts.planes[:] += 1
         real(self, done, parts, *more)
 
-    monkeypatch.setattr(outputs.Output, "write", harmed)
+    monkeypatch.setattr(outputs.Output, "write_frame_and_record", harmed)
     ran = cli(*TINY, "--device", "cpu")
     assert ran.code == 1
     assert "vectors are off by 1" in ran.err

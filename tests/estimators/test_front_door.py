@@ -17,7 +17,7 @@ import torch
 
 from fullfield import InputError, estimate, estimate_batch
 from fullfield.estimators import RefinedEstimator, _frames, estimation, release_memory
-from fullfield.estimators._devices import choose_device
+from fullfield.estimators._devices import choose_common_device_or_default
 from fullfield.estimators._frames import read_or_convert_frame
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators.estimation import build_estimator
@@ -84,9 +84,9 @@ def test_estimate_refuses_meta_device_context() -> None:
 @pytest.mark.unit
 def test_choose_device_returns_device_of_tensors_or_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.estimators._devices.resolve_device", lambda _: torch.device("cuda", 1))
-    assert choose_device(["a.png", np.zeros((2, 2))]) == torch.device("cuda", 1)
-    assert choose_device(["a.png", torch.zeros(1)]) == torch.device("cpu")
-    assert choose_device([torch.zeros(1, device="meta"), "b.png"]) == torch.device("cuda", 1)
+    assert choose_common_device_or_default(["a.png", np.zeros((2, 2))]) == torch.device("cuda", 1)
+    assert choose_common_device_or_default(["a.png", torch.zeros(1)]) == torch.device("cpu")
+    assert choose_common_device_or_default([torch.zeros(1, device="meta"), "b.png"]) == torch.device("cuda", 1)
 
 
 def test_estimate_sets_threads_for_the_call_only(monkeypatch: pytest.MonkeyPatch) -> None:

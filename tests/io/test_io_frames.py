@@ -19,7 +19,7 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.io import read_frame, read_frame_window, write_image
-from fullfield.io.channels import find_color_channels
+from fullfield.io.channels import choose_color_channels_and_warn_if_ambiguous
 from fullfield.io.files import refuse_implausible_pixel_count
 from fullfield.io.names import FRAME_SUFFIXES
 from fullfield.io.oiio import ImagePart, write_and_verify_picture
@@ -653,9 +653,9 @@ def test_find_colour_channels_prefers_flat_part(tmp_path: Path) -> None:
 
     exr_images = [make_part(0, "rgba", deep=True), make_part(1, "flattened", deep=False)]
     source = SimpleNamespace(path=tmp_path / "a.exr", kind="openexr", iterate_parts=lambda: iter(exr_images))
-    assert find_color_channels(source, None, None).part.index == 1
+    assert choose_color_channels_and_warn_if_ambiguous(source, None, None).part.index == 1
     exr_images.pop()
-    assert find_color_channels(source, None, None).part.index == 0
+    assert choose_color_channels_and_warn_if_ambiguous(source, None, None).part.index == 0
 
 
 def test_read_frame_of_unnamed_layers_suggests_option(tmp_path: Path) -> None:

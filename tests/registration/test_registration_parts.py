@@ -256,7 +256,7 @@ def test_register_judges_every_replacing_pose(switches: int, monkeypatch: pytest
         ("_find_change_objection", lambda *_: None),
     ):
         monkeypatch.setattr(search, name, replacement)
-    objection, pose, _ = search._judge_pose(pair, evidence, poses[0], [], SimpleNamespace(seed=0))
+    objection, pose, _ = search._judge_pose_or_better_rival(pair, evidence, poses[0], [], SimpleNamespace(seed=0))
     assert judged == [0, 1, 2][: switches + 1]
     if switches < 3:
         assert objection is None

@@ -179,7 +179,7 @@ def test_shot_continues_killed_overwrite(flow: CommandLine, monkeypatch: pytest.
     old = loaded("mv")
     from fullfield.sequences import outputs
 
-    real = outputs.Output.write
+    real = outputs.Output.write_frame_and_record
 
     def killed(self: Any, done: Any, *args: Any) -> None:
         if done.number == 14:
@@ -187,7 +187,7 @@ def test_shot_continues_killed_overwrite(flow: CommandLine, monkeypatch: pytest.
         real(self, done, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(outputs.Output, "write", killed)
+        patch.setattr(outputs.Output, "write_frame_and_record", killed)
         assert flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "backward", "--overwrite")[0] == 130
     assert flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "backward")[0] == 0
     new = loaded("mv")
@@ -236,7 +236,7 @@ def test_shot_completes_direction_after_plate_is_repaired(flow: CommandLine, sho
 def test_shot_stops_on_full_disk_without_loss(flow: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.sequences import outputs
 
-    real = outputs.Output.write
+    real = outputs.Output.write_frame_and_record
 
     def full(self: Any, done: Any, *args: Any) -> None:
         if done.number >= 14:
@@ -244,7 +244,7 @@ def test_shot_stops_on_full_disk_without_loss(flow: CommandLine, monkeypatch: py
         real(self, done, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(outputs.Output, "write", full)
+        patch.setattr(outputs.Output, "write_frame_and_record", full)
         code, _, err = flow("plate.%04d.png", "-o", "mv.%04d.exr")
     assert code == 2
     assert "mv.0014.exr: cannot write: No space left on device" in err

@@ -47,9 +47,9 @@ class Records:
                 self._by_notes[notes] = []
                 with suppress(FileNotFoundError):  # pruned by another run
                     for line in notes.read_bytes().splitlines():
-                        self._parse_and_add_line(line, notes)
+                        self._parse_and_add_line_if_valid(line, notes)
 
-    def _parse_and_add_line(self, line: bytes, notes: Path) -> None:
+    def _parse_and_add_line_if_valid(self, line: bytes, notes: Path) -> None:
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):

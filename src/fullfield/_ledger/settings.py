@@ -44,7 +44,7 @@ class SettingsFile:
     select_binding_settings: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _return_unchanged
     parameters_advice: str | None = None
 
-    def read(self) -> dict[str, Any] | None:
+    def read_if_exists(self) -> dict[str, Any] | None:
         """Return the stored content; None where there is no file. InputError for anything else than an object."""
         try:
             stored = read_json_file(self.path, self.description)
@@ -94,7 +94,7 @@ class SettingsFile:
         """
         # Results first: a run that begins now writes its settings before its results.
         had_results = has_results()
-        stored = self.read()
+        stored = self.read_if_exists()
         if stored is None:
             if had_results and not overwrite:
                 raise InputError(
@@ -110,7 +110,7 @@ class SettingsFile:
 
     def check_unchanged(self, content: Mapping[str, Any], advice: str) -> None:
         """Raise InputError unless the stored settings are these."""
-        changes = self.list_changes(self.read() or {}, content)
+        changes = self.list_changes(self.read_if_exists() or {}, content)
         if changes:
             count = len(changes) - _NAMED_CHANGES
             rest = [f"and {count} more"] if count > 0 else []

@@ -117,7 +117,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     quiet = args.quiet or not first
     words = {**methods.map_arguments_to_options(args.method), "initial_flow": "--warm-start"}
     with ProgressBar("evaluate", quiet=quiet) as progress, rename_arguments_in_errors(**words):
-        device = _choose_process_device(args.device, choice.device)
+        device = _choose_device_per_process(args.device, choice.device)
         settings = EvaluationSettings(
             device=device, warm_start=args.warm_start, sequential=args.sequential, process=process
         )
@@ -184,7 +184,7 @@ def format_default_run_folder(dataset: FlowDataset, method: str, scale: Any) -> 
     return f"runs/{dataset.name}/{method.replace(':', '-')}{tail}"
 
 
-def _choose_process_device(requested: str, name: str) -> str:
+def _choose_device_per_process(requested: str, name: str) -> str:
     """Return the device ``name``; without an index in the request each of several processes takes its own GPU."""
     local = os.environ.get("LOCAL_RANK")
     if requested not in ("auto", "cuda") or not name.startswith("cuda") or local is None:

@@ -239,9 +239,9 @@ def _write_flow_or_rescue_file(
 ) -> _WrittenFlowFile:
     contents: dict[str, Any] = {"valid": visualization.valid}
     if has_exr_suffix(args.output):
-        from fullfield.io.vectors import build_pair_planes
+        from fullfield.io.vectors import build_named_map_planes
 
-        planes = build_pair_planes(layers["maps"], visualization.valid)
+        planes = build_named_map_planes(layers["maps"], visualization.valid)
         contents = {"window": window, "backward": layers["backward"], "planes": planes}
     outcome = _WrittenFlowFile(args.output)
     try:

@@ -126,7 +126,7 @@ def run_command(args: argparse.Namespace) -> int:
         _check_references_and_outputs(args, jobs)
         progress(0.0, "preparing")
         choice.load_weights_and_kernels(None, lambda *_: None, quiet=args.quiet)
-        tasks = [_settle_job_and_plan_frames(args, job, choice) for job in jobs]
+        tasks = [_settle_job_and_print_plan(args, job, choice) for job in jobs]
         outcome = sequences.Outcome()
         for (job, plan), job_outcome in zip(
             tasks, _iterate_written_references(tasks, choice, devices, progress), strict=False
@@ -228,7 +228,7 @@ def _check_files_and_build_outputs(args: argparse.Namespace) -> dict[int, Output
     return outputs
 
 
-def _settle_job_and_plan_frames(
+def _settle_job_and_print_plan(
     args: argparse.Namespace, job: FollowJob, choice: methods.MethodChoice
 ) -> tuple[FollowJob, WritePlan]:
     """Return the settled job, and the frames that it has to write."""

@@ -53,7 +53,7 @@ def run_command(args: argparse.Namespace) -> int:
         paths.check_input_file(args.textures, "--textures")
     paths.check_folder_exists_or_creatable(args.output, "--output")
 
-    from fullfield.training.flow.pair_files import write_pairs
+    from fullfield.training.flow.pair_files import write_missing_pairs
     from fullfield.training.flow.pairs import PairGenerator
     from fullfield.training.flow.pictures import load_picture_pack
 
@@ -70,7 +70,7 @@ def run_command(args: argparse.Namespace) -> int:
         args.device = methods.resolve_auto_device(args.device)
         pairs = PairGenerator(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)
         how = {"textures": args.textures, "flow_format": args.flow_format, "progress": progress}
-        written = write_pairs(args.output, pairs, args.count, **how)
+        written = write_missing_pairs(args.output, pairs, args.count, **how)
     watch.add_lap("pairs")
     seconds = watch.get_stage_seconds()
     properties = {

@@ -133,7 +133,7 @@ def run_command(args: argparse.Namespace) -> int:
         reading = get_frame_reading_arguments(args)
         is_video = frame_files.video is not None
         numbers = None if is_video and args.frames is None else select_frames(frame_files, args.frames)
-        shot_pictures.check_options(args, frame_files, numbers)
+        shot_pictures.check_picture_options(args, frame_files, numbers)
         plates = open_frame_files(frame_files, numbers, **reading)
         job = sequences.ShotJob(
             frame_files,

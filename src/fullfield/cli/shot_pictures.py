@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flow_visualization.add_max_motion_option(group)
 
 
-def check_options(args: argparse.Namespace, frame_files: FrameFiles, frame_numbers: Sequence[int] | None) -> None:
+def check_picture_options(
+    args: argparse.Namespace, frame_files: FrameFiles, frame_numbers: Sequence[int] | None
+) -> None:
     """Check the options of the pictures before the work starts."""
     if args.viz is None:
         for option, value in (("--viz-kind", args.viz_kind), ("--max-motion", args.max_motion)):

@@ -18,7 +18,7 @@ from fullfield.datasets import layout
 from fullfield.datasets.base import PairSequence
 from fullfield.datasets.own import LIST
 from fullfield.io import PointCloud, read_point_cloud
-from fullfield.io.pointcloud import convert_to_checked_pose, read_pose
+from fullfield.io.pointcloud import check_and_convert_pose, read_pose
 
 _ROUNDED = 1e-2
 
@@ -77,7 +77,7 @@ class RegistrationCriteria:
 
 def require_rigid_pose(pose: Tensor, name: str) -> Tensor:
     """Return ``pose`` [4, 4]; InputError if it is no rotation, up to the rounding of lists, and a translation."""
-    convert_to_checked_pose(pose.numpy(), name, _ROUNDED)
+    check_and_convert_pose(pose.numpy(), name, _ROUNDED)
     return pose
 
 

@@ -104,8 +104,8 @@ def _iterate_log_pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
             raise InputError(f"{log.with_name('gt.info')}: has no block {first} {second}, which gt.log has")
         yield ScanRecord(
             f"{folder.name}/{first}_{second}",
-            _find_cloud_file(folder, second),
-            _find_cloud_file(folder, first),
+            _find_cloud_file_or_raise(folder, second),
+            _find_cloud_file_or_raise(folder, first),
             require_rigid_pose(pose, f"{log}: pose {first} {second}"),
             weights.get((first, second)),
             folder.name,
@@ -113,7 +113,7 @@ def _iterate_log_pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
         )
 
 
-def _find_cloud_file(folder: Path, number: int) -> Path:
+def _find_cloud_file_or_raise(folder: Path, number: int) -> Path:
     names = [folder / f"cloud_bin_{number}{suffix}" for suffix in _SUFFIXES]
     match = next((path for path in names if path.is_file()), None)
     if match is None:

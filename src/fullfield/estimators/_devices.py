@@ -16,7 +16,7 @@ from fullfield.ops.devices import AUTO, resolve_device
 _CHUNK = 64 << 20  # bytes of page-locked memory at a time; more would stay locked in PyTorch's cache
 
 
-def choose_device(frames: Sequence[object]) -> torch.device:
+def choose_common_device_or_default(frames: Sequence[object]) -> torch.device:
     """Return the device of the tensors among ``frames``; without any the first GPU with kernels, else the CPU."""
     tensors = [frame for frame in frames if isinstance(frame, Tensor) and frame.device.type != "meta"]
     for tensor in tensors:

@@ -18,7 +18,7 @@ from fullfield import _check
 from fullfield._check import InputError, SetupError
 from fullfield.estimators._devices import (
     check_fork_safety_and_record_use,
-    choose_device,
+    choose_common_device_or_default,
     limit_torch_threads,
     to_device,
 )
@@ -380,7 +380,7 @@ def _choose_and_check_device(device: str | torch.device, frames: Sequence[object
     if torch.get_default_device().type == "meta":
         raise InputError("device: expected a device that holds values, got a torch.device('meta') context")
     is_auto = isinstance(device, str) and device == AUTO
-    target = choose_device(frames) if is_auto else resolve_device(device)
+    target = choose_common_device_or_default(frames) if is_auto else resolve_device(device)
     check_fork_safety_and_record_use(target)
     return target
 

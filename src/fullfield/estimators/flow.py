@@ -126,13 +126,13 @@ class Flow:
         if not has_exr_suffix(path):
             write_flow(path, host.flow, host.valid)
             return
-        from fullfield.io.vectors import build_pair_planes
+        from fullfield.io.vectors import build_named_map_planes
 
         maps = {name: getattr(host, name) for name in _PLANES if getattr(host, name) is not None}
         if self.method:
-            write_flow(path, host.flow, window=self.window, planes=build_pair_planes(maps, host.valid))
+            write_flow(path, host.flow, window=self.window, planes=build_named_map_planes(maps, host.valid))
         else:
-            write_flow(path, host.flow, host.valid, window=self.window, planes=build_pair_planes(maps))
+            write_flow(path, host.flow, host.valid, window=self.window, planes=build_named_map_planes(maps))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Flow:

@@ -308,7 +308,11 @@ def build_dataset_config(dataset: PairSequence[Any, Any]) -> dict[str, Any]:
         "format": _FORMAT,
         "fullfield": __version__,
         "torch": torch.__version__,
-        "dataset": {"name": dataset.name, "pairs": len(dataset.records), "frames": _fingerprint_inputs(dataset)},
+        "dataset": {
+            "name": dataset.name,
+            "pairs": len(dataset.records),
+            "frames": _fingerprint_sampled_inputs(dataset),
+        },
     }
 
 
@@ -361,7 +365,7 @@ def fingerprint_files_by_mtime(paths: Iterable[Path]) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-def _fingerprint_inputs(dataset: PairSequence[Any, Any]) -> str:
+def _fingerprint_sampled_inputs(dataset: PairSequence[Any, Any]) -> str:
     """Return a checksum of the inputs that does not depend on their folder.
 
     It covers names, sizes and samples of the content, because many formats have only one size.

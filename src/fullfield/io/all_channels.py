@@ -13,8 +13,8 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.io.channels import (
     ColorChannels,
+    choose_color_channels_and_warn_if_ambiguous,
     describe_nonfinite_pixels,
-    find_color_channels,
     require_uint8_or_uint16_if_integer,
 )
 from fullfield.io.files import PathLike, write_atomically
@@ -84,7 +84,7 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
         picture = ChannelPicture(
             torch.from_numpy(planes), part.channels, value_type, window, list_inherited_attributes(spec)
         )
-        judged = _add_alpha_indices(part.channels, indices)
+        judged = _list_color_and_alpha_indices(part.channels, indices)
         picture = _zero_nonfinite_inplace_and_mark_valid(
             where, picture, judged, source if exr else None, mask, part.data_window if exr else None
         )
@@ -133,7 +133,7 @@ def _zero_nonfinite_inplace_and_mark_valid(
     return picture._replace(valid=None if valid_mask.all() else torch.from_numpy(valid_mask), note=note)
 
 
-def _add_alpha_indices(channels: tuple[str, ...], indices: list[int]) -> list[int]:
+def _list_color_and_alpha_indices(channels: tuple[str, ...], indices: list[int]) -> list[int]:
     """Return the indices of colour channels and of the alpha of their layer."""
     layers = {channels[index].rpartition(".")[0] for index in indices}
     split_names = [name.rpartition(".") for name in channels]
@@ -145,7 +145,7 @@ def _choose_color_or_first_part(source: ImageSource) -> ColorChannels:
     """Return the part in colour, or the first one with all its channels where none is (depth, masks)."""
     first = source.get_first_part()
     try:
-        return find_color_channels(source, None, None)
+        return choose_color_channels_and_warn_if_ambiguous(source, None, None)
     except InputError:
         return ColorChannels(first, [*range(len(first.channels))])
 

@@ -65,7 +65,9 @@ def _split_name_into_lowercase_words(name: str) -> list[str]:
     return [word for word in re.split(r"[._\-/: ]+", name.lower()) if word]
 
 
-def find_color_channels(source: ImageSource, part: int | str | None, layer: str | None) -> ColorChannels:
+def choose_color_channels_and_warn_if_ambiguous(
+    source: ImageSource, part: int | str | None, layer: str | None
+) -> ColorChannels:
     """Return the part to read and its colour channels.
 
     A part or layer that is not named is chosen by its name: ``C``, ``rgba``, ``beauty`` and others that renderers give

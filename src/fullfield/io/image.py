@@ -14,7 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, check_choice, check_not_meta, check_path, require
-from fullfield.io.channels import describe_nonfinite_pixels, find_color_channels, require_uint8_or_uint16_if_integer
+from fullfield.io.channels import (
+    choose_color_channels_and_warn_if_ambiguous,
+    describe_nonfinite_pixels,
+    require_uint8_or_uint16_if_integer,
+)
 from fullfield.io.files import PathLike, refuse_implausible_display_window, write_atomically
 from fullfield.io.flow_formats import Mask, plain
 from fullfield.io.masks import read_mask
@@ -135,7 +139,7 @@ class FrameReader:
             _apply_display_curve_inplace(where, choose_inplace_curve_if_needed(self.transfer, "linear"), pixels.planes)
             return self._crop_and_mask_frame(where, pixels, None, None, ())
         with open_source(where) as source:
-            part, colour = find_color_channels(source, self.part, self.layer)
+            part, colour = choose_color_channels_and_warn_if_ambiguous(source, self.part, self.layer)
             metadata = list_metadata_without_color(source, part.index)
             if kind == "openexr":
                 pixels = _read_display_referred_pixels(source, part, colour, self)
@@ -158,10 +162,10 @@ class FrameReader:
             self.window, *((full, full) if exr_window is None else (exr_window.data, exr_window.display))
         )
         if exr_window is None and box != full:
-            valid_mask = _crop_with_zeros(
+            valid_mask = _crop_or_pad_with_zeros(
                 np.ones(planes.shape[1:], np.bool_) if valid_mask is None else valid_mask, box
             )
-            planes = _crop_with_zeros(planes, box)
+            planes = _crop_or_pad_with_zeros(planes, box)
         if self.mask is not None:
             mask = read_mask(self.mask, exr_source, box, full if exr_window is None else exr_window.display)
             valid_mask = mask if valid_mask is None else valid_mask & mask
@@ -186,7 +190,7 @@ def read_frame_window(path: PathLike, *, part: int | str | None = None, layer: s
         full_box = (0, 0, *plain.read_pfm_size(where))
         return FrameWindow(full_box, full_box)
     with open_source(where) as source:
-        selected, _ = find_color_channels(source, part, layer)
+        selected, _ = choose_color_channels_and_warn_if_ambiguous(source, part, layer)
         if kind == "openexr":
             return selected.window
         width, height = selected.spec.width, selected.spec.height
@@ -195,7 +199,7 @@ def read_frame_window(path: PathLike, *, part: int | str | None = None, layer: s
         return FrameWindow((0, 0, width, height), (0, 0, width, height), selected.window.pixel_aspect)
 
 
-def _crop_with_zeros(planes: NDArray[_Value], box: Box) -> NDArray[_Value]:
+def _crop_or_pad_with_zeros(planes: NDArray[_Value], box: Box) -> NDArray[_Value]:
     """Cut the box out of a picture ``[..., H, W]`` at (0, 0); it is 0 beyond the picture."""
     x, y, width, height = box
     cut = np.zeros((*planes.shape[:-2], height, width), planes.dtype)

@@ -327,14 +327,14 @@ def read_pose(path: PathLike) -> NDArray[np.float64]:
 
 
 def orthonormalize_pose(value: Any, name: str = "init") -> NDArray[np.float64]:
-    """Return ``value`` as float64 [4, 4] with the nearest rotation; errors as of :func:`convert_to_checked_pose`."""
-    pose = convert_to_checked_pose(value, name)
+    """Return ``value`` as float64 [4, 4] with the nearest rotation; errors as of :func:`check_and_convert_pose`."""
+    pose = check_and_convert_pose(value, name)
     left, _, right = np.linalg.svd(pose[:3, :3])
     pose[:3, :3] = left @ right
     return pose
 
 
-def convert_to_checked_pose(value: Any, name: str, tolerance: float = 1e-3) -> NDArray[np.float64]:
+def check_and_convert_pose(value: Any, name: str, tolerance: float = 1e-3) -> NDArray[np.float64]:
     """Return ``value`` as a float64 [4, 4] matrix.
 
     InputError for another shape, a last row other than 0 0 0 1, or a block that is no rotation to ``tolerance``.

@@ -89,7 +89,7 @@ def write_flow_layers(
     write_scanlines_atomically(where, pack_layers_into_scanlines(values, dtype, y), compression, header)
 
 
-def build_pair_planes(maps: Mapping[str, Tensor], valid: Tensor | None = None) -> dict[str, Tensor]:
+def build_named_map_planes(maps: Mapping[str, Tensor], valid: Tensor | None = None) -> dict[str, Tensor]:
     """Return the channels that a pair's file has besides its vectors, for :func:`fullfield.io.write_flow`.
 
     Args:

@@ -43,7 +43,13 @@ from fullfield.registration.learned_network import (
     Surroundings,
     find_surroundings,
 )
-from fullfield.registration.scan import FEATURE_RADIUS, NORMAL_RADIUS, Descriptors, compute_fpfh, select_one_per_cell
+from fullfield.registration.scan import (
+    FEATURE_RADIUS,
+    NORMAL_RADIUS,
+    Descriptors,
+    compute_root_fpfh,
+    select_one_per_cell,
+)
 
 MAX_BYTES = 10_000_000
 """Of a file of weights."""
@@ -85,7 +91,7 @@ def prepare_network_input(fine_points: Floats, rows: Ints, *, with_surroundings:
     points = fine_points[rows]
     normals, shapes = compute_normals_and_shapes(fine_points, points, NORMAL_RADIUS, SHAPE_RADIUS)
     neighbors = radius_search(torch.from_numpy(points), FEATURE_RADIUS, sort_indices=False)
-    features = np.concatenate([shapes, compute_fpfh(points, normals, neighbors)], 1)
+    features = np.concatenate([shapes, compute_root_fpfh(points, normals, neighbors)], 1)
     coordinates, upright, values = (torch.from_numpy(array.astype(np.float32)) for array in (points, normals, features))
     seen = find_surroundings(coordinates, upright, neighbors=neighbors, gradient=False) if with_surroundings else None
     return NetworkInput(coordinates, upright, values, seen)

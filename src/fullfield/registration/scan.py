@@ -80,7 +80,7 @@ def express_relative_to_origins(transform: Floats, source_origin: Floats, target
 def thin_and_describe_scan(points: Floats, describe: Describe | None = None) -> Scan:
     """Thin out, and describe, finite ``points`` [N, 3] in voxels.
 
-    :func:`compute_fpfh` describes them where ``describe`` is None.
+    :func:`compute_root_fpfh` describes them where ``describe`` is None.
     """
     fine, rows = thin_points_and_list_voxel_rows(points)
     coarse = fine[rows]
@@ -89,7 +89,7 @@ def thin_and_describe_scan(points: Floats, describe: Describe | None = None) -> 
     if describe is not None:
         return Scan(fine, coarse, *describe(fine, rows))
     normals = compute_plane_normals(fine, coarse, NORMAL_RADIUS)
-    return Scan(fine, coarse, normals, compute_fpfh(coarse, normals))
+    return Scan(fine, coarse, normals, compute_root_fpfh(coarse, normals))
 
 
 def thin_points_and_list_voxel_rows(points: Floats) -> tuple[Floats, Ints]:
@@ -98,7 +98,7 @@ def thin_points_and_list_voxel_rows(points: Floats) -> tuple[Floats, Ints]:
     return fine, select_one_per_cell(fine, 1.0)
 
 
-def compute_fpfh(points: Floats, normals: Floats, neighbors: Neighbors | None = None) -> Floats:
+def compute_root_fpfh(points: Floats, normals: Floats, neighbors: Neighbors | None = None) -> Floats:
     """Return the square roots of the histograms [N, 33]; so their distances give rare angles more weight.
 
     ``neighbors`` has the points within :data:`FEATURE_RADIUS`, if known.

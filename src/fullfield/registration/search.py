@@ -153,7 +153,7 @@ def _search_pose_and_check_retry(
     report(0.95, "judging")
     evidence, pose = weighed[0]
     other_poses += [other for _, other in weighed[1:]]
-    objection, pose, is_deformed = _judge_pose(pair, evidence, pose, other_poses, search)
+    objection, pose, is_deformed = _judge_pose_or_better_rival(pair, evidence, pose, other_poses, search)
     if pose is not weighed[0][1]:
         evidence = pair.rank_poses_by_evidence([pose])[0][0]
     confidence = estimate_confidence(
@@ -287,7 +287,9 @@ class _Judgement(NamedTuple):
     is_deformed: bool = False
 
 
-def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list[Floats], search: Search) -> _Judgement:
+def _judge_pose_or_better_rival(
+    pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list[Floats], search: Search
+) -> _Judgement:
     """Return what speaks against the pose, None if nothing does, and the pose, or a rival that is better."""
     for switches in range(_MAX_SWITCHES + 1):
         mirrored = _find_reflection_objection(pair, evidence, search)

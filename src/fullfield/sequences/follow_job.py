@@ -195,7 +195,7 @@ def run_follow(
         for path, version in checksums.pop_new_checksums():
             journal.record_input_once(path, version)
         with stages.measure("write"):
-            job.output.write(result, layers, DIRECTIONS[::-1], journal, record)
+            job.output.write_frame_and_record(result, layers, DIRECTIONS[::-1], journal, record)
         return True
 
     try:

@@ -47,7 +47,7 @@ class _Worker:
         self.device = device
         self.side: _ReferenceSide | None = None
 
-    def assign_side(self, side: _ReferenceSide) -> None:
+    def assign_and_send_side(self, side: _ReferenceSide) -> None:
         """Record the side as this worker's, and send its job and frame numbers."""
         self.side = side
         with contextlib.suppress(OSError):  # a dead process is noticed when its messages are read
@@ -93,7 +93,7 @@ def write_reference_flows_on_devices(
     workers = [_Worker(device, threads) for device in devices]
     try:
         for worker in workers:
-            worker.assign_side(remaining.popleft())
+            worker.assign_and_send_side(remaining.popleft())
         while any(worker.side is not None for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.side is not None]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
@@ -105,7 +105,7 @@ def write_reference_flows_on_devices(
                         workers.append(worker)
                 is_stopped = any(outcome.stopped is not None for outcome in outcomes)
                 if worker in workers and worker.side is None and remaining and not is_stopped:
-                    worker.assign_side(remaining.popleft())
+                    worker.assign_and_send_side(remaining.popleft())
     finally:
         for worker in workers:
             worker.end_process()

@@ -128,7 +128,7 @@ class FramePattern:
     def __str__(self) -> str:
         return f"{self.before}%0{self.digits}d{self.after}"
 
-    def list_files(self) -> dict[int, Path]:
+    def find_files_by_number(self) -> dict[int, Path]:
         """Return the existing files by number, in ascending order."""
         folder, before = os.path.split(self.before)
         directory = Path(folder or ".")
@@ -240,7 +240,7 @@ def find_frame_files(text: str) -> FrameFiles:
         spelled = spelled[: len(spelled) - len(name)] + name[: inner_range.start()] + name[inner_range.end() :]
     if _FIELD.search(os.path.split(spelled)[1]):
         pattern = FramePattern.parse(spelled)
-        files = pattern.list_files()
+        files = pattern.find_files_by_number()
         if not files:
             raise InputError(f"{text}: no such file{_suggest_other_digits(pattern)}")
         return FrameFiles(text, files, pattern, requested=requested)
@@ -254,7 +254,7 @@ def find_frame_files(text: str) -> FrameFiles:
 
 def _suggest_other_digits(pattern: FramePattern) -> str:
     """Return a hint for errors: files of the pattern with other digits."""
-    files = FramePattern(pattern.before, 1, pattern.after, any_padding=True).list_files()
+    files = FramePattern(pattern.before, 1, pattern.after, any_padding=True).find_files_by_number()
     if not files:
         return ""
     first = next(iter(files.values())).name

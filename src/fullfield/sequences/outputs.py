@@ -140,7 +140,7 @@ class Output:
             {name: layer.numpy() for name, layer in layers.items()}, self.dtype, self.y, buffer
         )
 
-    def write(
+    def write_frame_and_record(
         self,
         result: FrameResult,
         layers: Mapping[str, Tensor] | Scanlines,
@@ -213,7 +213,7 @@ class Output:
         file = self._settings_file
         # In this order: a run that begins now writes the settings before its frames.
         existing = [number for number in numbers if Path(self.path(number)).exists()]
-        has_settings = file.read() is not None
+        has_settings = file.read_if_exists() is not None
         if not has_settings and existing and not overwrite:
             raise InputError(
                 f"{self.path(existing[0])}: exists, and no {self.settings_path} says how it was made; {_ADVICE}"
@@ -269,7 +269,7 @@ class Output:
     def _has_no_frames(self) -> bool:
         """Return whether no frame of the shot exists."""
         try:
-            return not FramePattern.parse(self.pattern).list_files()
+            return not FramePattern.parse(self.pattern).find_files_by_number()
         except PermissionError:  # a folder may be writable but not readable
             return False
 
@@ -335,7 +335,7 @@ class Output:
 
     def read_plates_name_if_recorded(self) -> str | None:
         """Return where the plates were, by the notes beside the files."""
-        notes = self._settings_file.read()
+        notes = self._settings_file.read_if_exists()
         return None if notes is None or not notes.get("source") else str(notes["source"])
 
     def read_settings(self) -> dict[str, Any]:
@@ -344,7 +344,7 @@ class Output:
         Raises:
             InputError: if they are damaged, or of a version that reads plates in other ways.
         """
-        settings: dict[str, Any] = (self._settings_file.read() or {"settings": {}})["settings"]
+        settings: dict[str, Any] = (self._settings_file.read_if_exists() or {"settings": {}})["settings"]
         kinds = {"step": "count", "direction": "text", "reading": "object"}
         check_entry_kinds(self.settings_path, settings, **{name: kinds[name] for name in kinds if name in settings})
         options = inspect.signature(FrameReader).parameters

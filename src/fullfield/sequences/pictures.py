@@ -61,7 +61,7 @@ class InputReader:
         )
         self._reads.enqueue_keys(keys)
 
-    def add_nonfinite_message(self, number: int, text: str) -> None:
+    def add_nonfinite_message_if_any(self, number: int, text: str) -> None:
         """Add the message on a picture's pixels that are not finite, if there is one."""
         if text:
             self._outcome.dead_pictures[number] = text
@@ -203,7 +203,7 @@ class PictureJob(ABC):
         Raises InputError if a picture would replace an input, or existing ones have other settings or were not written
         by fullfield, and ``overwrite`` is False.
         """
-        self._check_output()
+        self._check_output_suffix()
         if not self.has_records:
             if Path(self.output).exists() and not overwrite:
                 raise InputError(f"{self.output}: already exists; use --overwrite or another name")
@@ -215,7 +215,7 @@ class PictureJob(ABC):
         )
         return replace(self, provenance=output.build_run_provenance(settings)), plan
 
-    def _check_output(self) -> None:
+    def _check_output_suffix(self) -> None:
         suffix = Path(self.output).suffix.lower()
         if suffix not in (*RAW_SUFFIXES, *VIDEO_WRITE_SUFFIXES):
             valid_mask = ", ".join((*RAW_SUFFIXES, *VIDEO_WRITE_SUFFIXES))

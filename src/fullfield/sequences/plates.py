@@ -112,7 +112,7 @@ class _NonfiniteMessages:
     def __init__(self) -> None:
         self._messages: dict[int, str] = {}
 
-    def add(self, number: int, message: str) -> None:
+    def add_unless_empty(self, number: int, message: str) -> None:
         """Add the message on a frame, unless it is empty."""
         if message:
             self._messages[number] = message
@@ -254,7 +254,7 @@ class FilePlates(Plates):
             is_same_mask = mask is None or read_stamp_if_exists(mask) == mask_before
             if before is not None and self.read_file_stamp(number) == before and is_same_mask:
                 frame = fill_unknown_pixels(image.frame, image.valid, path)
-                self._nonfinite_messages.add(number, image.note)
+                self._nonfinite_messages.add_unless_empty(number, image.note)
                 return Plate(frame, window, image.metadata, FileIdentity(before, checksum), image.valid, mask_identity)
         raise InputError(f"{path}: is being written while it is read")
 
@@ -294,7 +294,7 @@ class ListedPlates(Plates):
         frame, path = self._frames[number - 1], self.path(number)
         if isinstance(frame, (str, os.PathLike)):
             image = FrameReader(**self._reading).read(frame)
-            self._nonfinite_messages.add(number, image.note)
+            self._nonfinite_messages.add_unless_empty(number, image.note)
             return Plate(fill_unknown_pixels(image.frame, image.valid, path), valid=image.valid)
         return Plate(read_or_convert_frame(frame, path, **self._reading).cpu())
 

@@ -194,7 +194,7 @@ class RetimeJob(PictureJob):
             for number in frame_numbers:
                 before, _ = self._locate_between_plates(number)
                 reader.discard_unneeded_items(lambda key, before=before: key[1] >= before)  # type: ignore[misc]
-                yield number, partial(self._compute_picture, number, device, reader, outcome)
+                yield number, partial(self._interpolate_or_copy_picture, number, device, reader, outcome)
 
     def close(self) -> None:
         """Close the plates."""
@@ -237,7 +237,7 @@ class RetimeJob(PictureJob):
             return self.plates.read(number) if kind == "plate" else self.plates.read_shrunk_grey(number)
         return self.flow.read_flow_with_unknown_as_nan(number, kind)
 
-    def _compute_picture(
+    def _interpolate_or_copy_picture(
         self, number: int, device: torch.device, reader: InputReader, outcome: Outcome
     ) -> ChannelPicture:
         before, fraction = self._locate_between_plates(number)
@@ -245,7 +245,7 @@ class RetimeJob(PictureJob):
         nearest = before if time < 0.5 else before + 1
         if fraction == 0 or self._is_followed_by_cut(before, reader, outcome):
             plate: ChannelPicture = reader.get_item_or_raise(("plate", nearest))
-            reader.add_nonfinite_message(nearest, plate.note)
+            reader.add_nonfinite_message_if_any(nearest, plate.note)
             return plate._replace(pixels=plate.pixels.to(device))
         first, second = reader.get_item_or_raise(("plate", before)), reader.get_item_or_raise(("plate", before + 1))
         if first.channels != second.channels or first.pixels.shape != second.pixels.shape:
@@ -258,7 +258,7 @@ class RetimeJob(PictureJob):
             path = self._get_plate_path(plate_number)
             flows[direction] = resize_flow_to_picture(flow.to(device), flow_name, first.pixels, path, self.flow.scale)
         for plate_number, plate in ((before, first), (before + 1, second)):
-            reader.add_nonfinite_message(plate_number, plate.note)
+            reader.add_nonfinite_message_if_any(plate_number, plate.note)
         pixels1, pixels2 = first.pixels.to(device), second.pixels.to(device)
         valid1, valid2 = (None if plate.valid is None else plate.valid.to(device) for plate in (first, second))
         flow1, flow2 = flows["forward"], flows["backward"]

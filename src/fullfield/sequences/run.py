@@ -230,7 +230,7 @@ class FlowFileWriter:
                     self._journal.record_input_once(path, identity)
             for number, identity in result.masks.items():
                 self._journal.record_input_once(str(self._plates.get_mask_file(number)), identity)
-            self._output.write(result, content, directions, self._journal, record)
+            self._output.write_frame_and_record(result, content, directions, self._journal, record)
         if result.missing:
             with self._lock:
                 self._outcome.incomplete.append(result.number)

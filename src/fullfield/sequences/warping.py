@@ -269,7 +269,7 @@ class WarpJob(PictureJob):
 
         def compute(number: int) -> ChannelPicture:
             flow = reader.get_item_or_raise((direction, number))
-            return self._warp_picture(number, flow.to(device), device, reader)
+            return self._warp_or_copy_picture(number, flow.to(device), device, reader)
 
         for number in frame_numbers:
             used = {(direction, number), ("picture", self._get_picture_key(number))}
@@ -302,7 +302,7 @@ class WarpJob(PictureJob):
         def compute(number: int, flow: Tensor | InputError | None) -> ChannelPicture:
             if isinstance(flow, InputError):
                 raise flow
-            return self._warp_picture(number, flow, device, reader)
+            return self._warp_or_copy_picture(number, flow, device, reader)
 
         if reference in frame_numbers:
             yield reference, partial(compute, reference, None)
@@ -315,13 +315,13 @@ class WarpJob(PictureJob):
                 direction = "backward" if number > reference else "forward"
                 reader.discard_unneeded_items(lambda key, direction=direction: key[0] != direction)  # type: ignore[misc]
 
-    def _warp_picture(
+    def _warp_or_copy_picture(
         self, number: int, flow: Tensor | None, device: torch.device, reader: InputReader
     ) -> ChannelPicture:
         """Return the picture for a frame; without flow the picture as it is."""
         path = self._get_picture_path(number)
         raw: ChannelPicture = reader.get_item_or_raise(("picture", self._get_picture_key(number)))
-        reader.add_nonfinite_message(self._get_source_picture_number(number), raw.note)
+        reader.add_nonfinite_message_if_any(self._get_source_picture_number(number), raw.note)
         reader.require_unchanged_files()
         pixels = raw.pixels.to(device)
         if flow is None:

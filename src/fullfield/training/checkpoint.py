@@ -205,18 +205,18 @@ def _parse_history_row(values: Sequence[Any], row_type: Any) -> tuple[Any, ...]:
 def write_or_check_recipe(path: Path, recipe: Mapping[str, Any], *, has_started: bool) -> None:
     """Write the recipe of a run, or check that it is that of the run that has begun in the folder."""
     file, advice = SettingsFile(path, "the configuration of a training run"), "use another folder"
-    stored = file.read() if has_started else None
+    stored = file.read_if_exists() if has_started else None
     changes = [] if stored is None else file.list_changes(stored, recipe)
     if "after" in recipe and changes and all(change.startswith(_LIMITS) for change in changes):
         advice += f", and --after {path.parent} (FlowRun(after=...)) to train these weights further"
     file.write_or_check(recipe, has_results=lambda: has_started, advice=advice)
 
 
-def write_safetensors(path: Path, named: Mapping[str, Tensor]) -> None:
+def write_safetensors(path: Path, named_tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file atomically."""
     from safetensors.torch import save
 
-    own = {key: value.detach().cpu().contiguous() for key, value in named.items()}
+    own = {key: value.detach().cpu().contiguous() for key, value in named_tensors.items()}
     content = save(own)
     with write_atomically(path) as temporary:
         temporary.write_bytes(content)
@@ -227,9 +227,9 @@ def copy_state_dict(module: nn.Module) -> dict[str, Tensor]:
     return {key: value.detach().clone() for key, value in module.state_dict().items()}
 
 
-def list_non_finite_tensors(named: Mapping[str, Tensor]) -> list[str]:
+def list_non_finite_tensors(named_tensors: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the tensors that hold NaN or infinity."""
-    floating = {name: value.detach() for name, value in named.items() if value.is_floating_point()}
+    floating = {name: value.detach() for name, value in named_tensors.items() if value.is_floating_point()}
     devices: dict[torch.device, dict[str, Tensor]] = {}
     for name, value in floating.items():  # Adam counts its steps on the CPU
         devices.setdefault(value.device, {})[name] = value.isfinite().all()
@@ -250,15 +250,15 @@ def _list_buffers(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.named_buffers(remove_duplicate=False))
 
 
-def _exclude_tensors(named: Mapping[str, Tensor], excluded_names: Collection[str]) -> dict[str, Tensor]:
+def _exclude_tensors(named_tensors: Mapping[str, Tensor], excluded_names: Collection[str]) -> dict[str, Tensor]:
     """Return the tensors but those named in ``excluded_names``."""
-    return {name: value for name, value in named.items() if name not in excluded_names}
+    return {name: value for name, value in named_tensors.items() if name not in excluded_names}
 
 
-def check_tensors_finite(named: Mapping[str, Tensor], file: str) -> None:
+def check_tensors_finite(named_tensors: Mapping[str, Tensor], file: str) -> None:
     """Raise InputError naming ``file`` and its first tensor that holds NaN or infinity."""
-    for name in list_non_finite_tensors(named)[:1]:
-        kind = "NaN" if bool(named[name].isnan().any()) else "infinity"
+    for name in list_non_finite_tensors(named_tensors)[:1]:
+        kind = "NaN" if bool(named_tensors[name].isnan().any()) else "infinity"
         raise InputError(f"{file}: expected finite numbers, got {kind} in {name}")
 
 

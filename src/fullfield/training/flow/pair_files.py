@@ -27,14 +27,14 @@ Progress = Callable[[float, str], None]
 
 
 class WrittenPairs(NamedTuple):
-    """Result of :func:`write_pairs`."""
+    """Result of :func:`write_missing_pairs`."""
 
     folder: Path
     written_count: int  # pairs written now
     existing_count: int  # that were there
 
 
-def write_pairs(
+def write_missing_pairs(
     folder: str | Path,
     pairs: PairGenerator,
     count: int,

@@ -104,7 +104,7 @@ class PairGenerator:
         if veils is not None:
             draw_veils_inplace(frame1, frame2, Veils(*map(self._copy_to_device, veils)))
         if steps.any():
-            frame1, frame2 = self._compress_pairs_with_steps(frame1, frame2, steps)
+            frame1, frame2 = self._compress_selected_pairs_as_jpeg(frame1, frame2, steps)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
         return FlowBatch(frame1, frame2, flow, valid, occluded)
 
@@ -115,10 +115,14 @@ class PairGenerator:
         return tensor.to(self.device, non_blocking=True)
 
     @torch.no_grad()
-    def _compress_pairs_with_steps(self, frame1: Tensor, frame2: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    def _compress_selected_pairs_as_jpeg(
+        self, frame1: Tensor, frame2: Tensor, quantization_steps: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the frames with the blocks of JPEG in the pairs that have a step."""
-        rough = steps > 0
-        selected, coarse = (self._copy_to_device(tensor) for tensor in (rough.nonzero()[:, 0], steps[rough]))
+        rough = quantization_steps > 0
+        selected, coarse = (
+            self._copy_to_device(tensor) for tensor in (rough.nonzero()[:, 0], quantization_steps[rough])
+        )
         with torch.autocast(self.device.type, enabled=False):
             both = _compress_as_jpeg(
                 torch.cat([frame.index_select(0, selected) for frame in (frame1, frame2)]),
@@ -151,7 +155,7 @@ class _SceneSampler:
         return scenes, veils, torch.from_numpy(steps.astype(np.float32))
 
 
-def _compress_as_jpeg(frames: Tensor, steps: Tensor) -> Tensor:
+def _compress_as_jpeg(frames: Tensor, quantization_steps: Tensor) -> Tensor:
     """Return frames [B, 3, H, W] whose 8×8 blocks are quantised: coarser at higher frequencies and in colour."""
     height, width = frames.shape[2:]
     tables = _load_jpeg_tables(frames.device)
@@ -160,7 +164,7 @@ def _compress_as_jpeg(frames: Tensor, steps: Tensor) -> Tensor:
     rows, columns = (side // _BLOCK for side in blocks.shape[2:])
     blocks = blocks.reshape(-1, 3, rows, _BLOCK, columns, _BLOCK)
     spectrum = torch.einsum("iy,bchywx,jx->bchiwj", tables.cosines, blocks, tables.cosines)
-    step = steps[..., None, None] * tables.quantisation
+    step = quantization_steps[..., None, None] * tables.quantisation
     spectrum = (spectrum / step).round_().mul_(step)
     blocks = torch.einsum("iy,bchiwj,jx->bchywx", tables.cosines, spectrum, tables.cosines)
     restored = torch.einsum("cd,bdhw->bchw", tables.rgb, blocks.flatten(4).flatten(2, 3))

@@ -80,7 +80,7 @@ def sample_scenes(
             & ((bodies.kind == OPEN) | (bodies.kind == FLAT))
             & ~bodies.same_look
         )
-        bodies.make_layers_face_camera(has_photograph)
+        bodies.make_layers_face_camera_inplace(has_photograph)
     solids = None
     if solid:
         solids = sample_ellipsoids(pair_numbers, size, bodies.focal, seed=seed, relative_size=unit, style=style)

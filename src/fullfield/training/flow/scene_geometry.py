@@ -62,14 +62,14 @@ class SceneGeometry:
         self.shape = np.full(shape, INFINITE)
         self.same_look = np.zeros(batch, bool)  # figures of one picture and colour
         self.solids: Ellipsoids | None = None
-        self._sample_objects(rng, extra_rng, relative_size, style)
+        self._sample_objects_inplace(rng, extra_rng, relative_size, style)
         if extra_rng is not None and style.figures:
-            self._sample_figures(extra_rng, relative_size, style)
-        self._sample_boxes(rng, relative_size, style)
+            self._sample_figures_inplace(extra_rng, relative_size, style)
+        self._sample_boxes_inplace(rng, relative_size, style)
         self._place_walls(rng)
-        self._sample_camera_motion(rng, relative_size, style)
+        self._sample_camera_motion_inplace(rng, relative_size, style)
 
-    def make_layers_face_camera(self, scenes: NDArray[np.bool_]) -> None:
+    def make_layers_face_camera_inplace(self, scenes: NDArray[np.bool_]) -> None:
         """Turn the objects and the backdrop of some scenes towards the first camera; they keep place, size and roll."""
         for slots in (slice(0, OBJECTS), slice(BACKDROP, BACKDROP + 1)):
             along, across = (side[scenes, slots] for side in (self.along, self.across))
@@ -119,7 +119,7 @@ class SceneGeometry:
         focal = self.focal[:, None]
         return np.stack([(x - (width - 1) / 2) / focal, (y - (height - 1) / 2) / focal, np.ones_like(x)], -1)
 
-    def _sample_object_motion(
+    def _sample_object_motion_inplace(
         self,
         rng: SceneRandom,
         layer_slots: slice,
@@ -150,7 +150,7 @@ class SceneGeometry:
         )
         self.turn[:, layer_slots] = np.clip(turns, -1.2, 1.2) * moves[..., None]
 
-    def _sample_objects(
+    def _sample_objects_inplace(
         self, rng: SceneRandom, extra_rng: SceneRandom | None, relative_size: float, style: SceneStyle
     ) -> None:
         height, width = self.size
@@ -178,9 +178,9 @@ class SceneGeometry:
         self.across[:, slots] = axes[..., 1] * scale / aspect[..., None]
         self.depth[:, slots] = depth
         self.shape[:, slots] = 0  # a silhouette; which one is drawn with the pictures
-        self._sample_object_motion(rng, slots, depth, relative_size, style, None)
+        self._sample_object_motion_inplace(rng, slots, depth, relative_size, style, None)
 
-    def _sample_figures(self, rng: SceneRandom, relative_size: float, style: SceneStyle) -> None:
+    def _sample_figures_inplace(self, rng: SceneRandom, relative_size: float, style: SceneStyle) -> None:
         """Turn the last objects of some scenes into a figure: all scenes get one, then some get their objects back."""
         present = rng.draw_per_scene() < style.figures
         self.same_look = present & (rng.draw_per_scene() < 0.5)
@@ -188,11 +188,11 @@ class SceneGeometry:
         changed = [store[:, BODY:OBJECTS] for store in (*cards, self.centre, self.turn, self.shift)]
         before = [values.copy() for values in changed]
         self.is_present[:, BODY:OBJECTS] = True
-        self._place_limbs(rng, *self._move_body_into_view(rng), relative_size, style)
+        self._place_limbs(rng, *self._move_body_into_view_and_get_sides(rng), relative_size, style)
         for values, old in zip(changed, before, strict=True):
             values[~present] = old[~present]
 
-    def _move_body_into_view(self, rng: SceneRandom) -> tuple[Floats, Floats]:
+    def _move_body_into_view_and_get_sides(self, rng: SceneRandom) -> tuple[Floats, Floats]:
         """Move an object into view. Returns the directions of its sides [B, 3, 2] and half their lengths [B, 2]."""
         height, width = self.size
         depth = self.depth[:, BODY]
@@ -255,7 +255,7 @@ class SceneGeometry:
             self.turn[:, slot] = self.turn[:, bone] + angle[:, [slot]] * normal
         self.depth[:, limbs] = depth * (1 + behind[:, limbs])
 
-    def _sample_boxes(self, rng: SceneRandom, relative_size: float, style: SceneStyle) -> None:
+    def _sample_boxes_inplace(self, rng: SceneRandom, relative_size: float, style: SceneStyle) -> None:
         height, width = self.size
         slots = slice(FIRST_FACE, FIRST_WALL)
         first = np.arange(BOXES) * FACES  # the slots that speak for a box
@@ -286,7 +286,7 @@ class SceneGeometry:
         self.across[:, slots] = np.roll(axes, 2, 2).reshape(-1, BOXES * FACES, 3)
         self.depth[:, slots] = np.repeat(depth, FACES, 1)
         self.shape[:, slots] = SQUARE
-        self._sample_object_motion(rng, slots, np.repeat(depth, FACES, 1), relative_size, style, rigid)
+        self._sample_object_motion_inplace(rng, slots, np.repeat(depth, FACES, 1), relative_size, style, rigid)
 
     def _place_walls(self, rng: SceneRandom) -> None:
         """Place a room, a ground, and the plane behind everything."""
@@ -348,7 +348,7 @@ class SceneGeometry:
         self.centre[:, FIRST_WALL:CARDS] = self.place[:, FIRST_WALL:CARDS]
         rng.skip_numbers(layer=6, normal=2)
 
-    def _sample_camera_motion(self, rng: SceneRandom, relative_size: float, style: SceneStyle) -> None:
+    def _sample_camera_motion_inplace(self, rng: SceneRandom, relative_size: float, style: SceneStyle) -> None:
         moves = rng.draw_per_scene() >= style.still_camera
         normal = np.sqrt(-2 * np.log(1 - rng.draw_per_scene())) * np.cos(2 * np.pi * rng.draw_per_scene())
         uniform, fraction = rng.draw_per_scene(), rng.draw_per_scene()  # the fraction of the motion that is a shift
