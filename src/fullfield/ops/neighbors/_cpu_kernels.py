@@ -136,7 +136,7 @@ def _write_squared_distances(coordinates, count, queries, q, squares_out):
 
 
 @_jit
-def find_within_radius(
+def count_or_write_neighbors_within_radius(
     points,
     points_by_cell,
     order,
@@ -369,8 +369,8 @@ _long = types.int64[::1]
 _int = types.int32[::1]
 
 ENTRY_POINTS = {
-    "find_within_radius": (
-        find_within_radius,
+    "count_or_write_neighbors_within_radius": (
+        count_or_write_neighbors_within_radius,
         (
             _points,
             _points,

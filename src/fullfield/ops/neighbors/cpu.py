@@ -67,7 +67,7 @@ def radius_search(
 
     Without ``sort_indices`` the points of a query are in no particular order.
     """
-    kernel = _kernels().find_within_radius
+    kernel = _kernels().count_or_write_neighbors_within_radius
     spots, query_spots = _as_writable_array(points), _as_writable_array(queries)
     rows = np.zeros(len(query_spots) + 1, np.int64)
     if not len(spots) or not len(query_spots):

@@ -67,7 +67,9 @@ def _multiply_panels(n, depth, a, row, step, b, bi, pitch, offsets, single, out,
 
 
 @_jit
-def _set_cursors_to_row_starts(row_offsets, entries, cells, index_bits, cell_count, top, count, cursors, next_cells):
+def _set_cursors_and_find_first_cell(
+    row_offsets, entries, cells, index_bits, cell_count, top, count, cursors, next_cells
+):
     """Put the cursors on the first entries of rows; returns the first cell in use."""
     lowest = cell_count
     for r in range(count):
@@ -108,7 +110,7 @@ def _sum_feature_rows(features, channels, entries, cells, index_bits, first_entr
 
 
 @_jit
-def _sum_cell_buckets(
+def _sum_cell_buckets_and_advance_cursors(
     features,
     channels,
     row_offsets,
@@ -182,11 +184,11 @@ def convolve_row_tiles(
         count = min(TILE, row_offsets.size - 1 - top)
         for g in range(groups):
             result[:] = np.float32(0.0)
-            k = _set_cursors_to_row_starts(
+            k = _set_cursors_and_find_first_cell(
                 row_offsets, entries, cells, index_bits, cell_count, top, count, cursor, upcoming
             )
             while k < cell_count:
-                n, following = _sum_cell_buckets(
+                n, following = _sum_cell_buckets_and_advance_cursors(
                     flat, channels, row_offsets, entries, cells, index_bits, cell_count, k, top, count, cursor,
                     upcoming, g * inputs, inputs, sums, inputs, used,
                 )  # fmt: skip
@@ -243,11 +245,11 @@ def add_tile_outer_products(
         for r in range(count):
             for c in range(outputs):
                 outer[r * pitch + c] = grad[top + r, g * outputs + c]
-        k = _set_cursors_to_row_starts(
+        k = _set_cursors_and_find_first_cell(
             row_offsets, entries, cells, index_bits, cell_count, top, count, cursor, upcoming
         )
         while k < cell_count:
-            n, following = _sum_cell_buckets(
+            n, following = _sum_cell_buckets_and_advance_cursors(
                 flat, channels, row_offsets, entries, cells, index_bits, cell_count, k, top, count, cursor, upcoming,
                 c0, c1 - c0, sums, BLOCK, used,
             )  # fmt: skip

@@ -448,7 +448,7 @@ def _compute_median3(a, b, c):
 
 
 @_helper
-def _replicate_borders(planes, row, width, margin):
+def _replicate_row_borders_inplace(planes, row, width, margin):
     for d in range(1, margin + 1):
         planes[row - d] = planes[row]
         planes[row + width - 1 + d] = planes[row + width - 1]
@@ -468,7 +468,7 @@ def _filter_rows_by_median3x3(planes, target, plane, pitch, height, width, top, 
             store(line_scratch, LEFT + x + n, b)
             store(line_scratch, LEFT + x + 2 * n, c)
         for rank in range(3):
-            _replicate_borders(line_scratch, LEFT + rank * n, width, 1)
+            _replicate_row_borders_inplace(line_scratch, LEFT + rank * n, width, 1)
         for x in range(0, width, 16):
             i = LEFT + x
             low = maximum(maximum(load(line_scratch, i - 1), load(line_scratch, i)), load(line_scratch, i + 1))
@@ -480,7 +480,7 @@ def _filter_rows_by_median3x3(planes, target, plane, pitch, height, width, top, 
 
 
 @_helper
-def _load_and_sort_five_neighbors(line_scratch, i):
+def _load_five_horizontal_neighbors_sorted(line_scratch, i):
     return _sort5(
         (
             load(line_scratch, i - 2),
@@ -522,14 +522,14 @@ def _filter_rows_by_median5x5(planes, target, plane, pitch, height, width, top, 
             store(line_scratch, LEFT + x + 3 * n, d)
             store(line_scratch, LEFT + x + 4 * n, e)
         for rank in range(5):
-            _replicate_borders(line_scratch, LEFT + rank * n, width, 2)
+            _replicate_row_borders_inplace(line_scratch, LEFT + rank * n, width, 2)
         for x in range(0, width, 16):
             i = LEFT + x
-            _, _, _, a3, a4 = _load_and_sort_five_neighbors(line_scratch, i)
-            _, _, b2, b3, b4 = _load_and_sort_five_neighbors(line_scratch, i + n)
-            _, c1, c2, c3, _ = _load_and_sort_five_neighbors(line_scratch, i + 2 * n)
-            d0, d1, d2, _, _ = _load_and_sort_five_neighbors(line_scratch, i + 3 * n)
-            e0, e1, _, _, _ = _load_and_sort_five_neighbors(line_scratch, i + 4 * n)
+            _, _, _, a3, a4 = _load_five_horizontal_neighbors_sorted(line_scratch, i)
+            _, _, b2, b3, b4 = _load_five_horizontal_neighbors_sorted(line_scratch, i + n)
+            _, c1, c2, c3, _ = _load_five_horizontal_neighbors_sorted(line_scratch, i + 2 * n)
+            d0, d1, d2, _, _ = _load_five_horizontal_neighbors_sorted(line_scratch, i + 3 * n)
+            e0, e1, _, _, _ = _load_five_horizontal_neighbors_sorted(line_scratch, i + 4 * n)
             p, q, r, t, w, z = _inner8((a3, a4, b2, b4, c2, d0, d2, e0))
             p, q, r, t, w = _inner7((p, q, r, t, w, z, b3))
             p, q, r, t = _inner6((p, q, r, t, w, c1))

@@ -138,7 +138,7 @@ def _compute_row_flow_jumps(planes, plane_size, pitch, height, width, y, jumps_o
 
 
 @_helper
-def _mark_flow_jump_surroundings(jumps, pitch, width, first, last, threshold, active_out):
+def _mark_columns_near_flow_jumps(jumps, pitch, width, first, last, threshold, active_out):
     """Set active_out[x] to 1 if a jump above ``threshold`` in rows [first, last] is within RADIUS columns, else to 0.
 
     Row y of the image is row ``y % SPAN`` of ``jumps``; the row after them is scratch.
@@ -202,7 +202,7 @@ def filter_by_weighted_median_rows(
         last = min(height - 1, y + RADIUS)
         if last == y + RADIUS:
             _compute_row_flow_jumps(planes, plane_size, pitch, height, width, last, jumps, last % SPAN * pitch + LEFT)
-        _mark_flow_jump_surroundings(jumps, pitch, width, first, last, threshold, active)
+        _mark_columns_near_flow_jumps(jumps, pitch, width, first, last, threshold, active)
         for x in range(0, width, 16):
             i = row + x
             is_active = load(active, x)
