@@ -154,8 +154,12 @@ def networks_table() -> str:
     with_extension = {case["method"] for case, _ in result if case["size"] == LARGE and select_rows(case, EXTENSION)}
     older = [each for each in load_cases(OLDER) if each[0]["size"] == LARGE]
     result += [each for each in older if each[0]["method"] not in with_extension]
+    used = []
     for precision in (SINGLE, HALF):
-        rows += [row for case, results in result if (row := build_network_row(case, results, precision))]
+        for case, results in result:
+            if row := build_network_row(case, results, precision):
+                rows.append(row)
+                used.append(results)
     compiled = [
         row["first_call_s"]
         for case, _ in result
@@ -164,18 +168,19 @@ def networks_table() -> str:
     ]
     rounded = sorted({run["weights"] for _, run in result if "weights" in run})
     notes = [
-        "Time of one call and peak memory. RAFT has official weights, SEA-RAFT random ones.",
+        "Time of one call and peak memory. RAFT has official weights, SEA-RAFT random.",
         *(f"RAFT's weights: {each}." for each in rounded),
         "float32: convolutions of both sides use TF32, PyTorch's default; our lookup's products have 22 bits.",
-        "Half precision: prepared and compiled forms replay CUDA graphs, others run in eager calls.",
+        "Half precision: prepared and compiled forms replay CUDA graphs, others are eager.",
     ]
     if compiled:
         notes.append(f"`torch.compile`: its first call takes {min(compiled):.0f} to {max(compiled):.0f} s.")
     else:
         notes.append("No run with the peer in half precision is stored yet.")
     displayed = [row for case, _ in result if "diverged" not in case for row in case["rows"]]
-    if distances := [row["from_module_px"] for row in displayed if "from_module_px" in row]:
-        notes.append(f"Flows differ from our module's by {max(distances):.2f} px in the mean at most.")
+    distances = [row[key] for row in displayed for key in ("from_module_px", "from_exact_px") if key in row]
+    if distances:
+        notes.append(f"Flows differ from our module's by {max(distances):.3f} px in the mean at most.")
     for case, _ in result:
         if slow := list_slower_halves(case) if "diverged" not in case else []:
             notes.append(f"{TITLES[case['method']]}, {' and '.join(slow)}: in float32 it takes less time.")
@@ -186,11 +191,7 @@ def networks_table() -> str:
                 if select_cascaded_rows(case, *OURS)
                 else "RAFT at 8192×3432 is not shown: without a cascade its estimate had diverged."
             )
-    return (
-        f"{table_text(rows)}\n"
-        + "\n".join([*notes, f"{environments([results for _, results in result])}; `python -m benchmarks models`."])
-        + "\n"
-    )
+    return f"{table_text(rows)}\n" + "\n".join([*notes, f"{environments(used)}; `python -m benchmarks models`."]) + "\n"
 
 
 # ---- the lookup
@@ -303,15 +304,17 @@ def lookup_table() -> str:
     return f"{table_text(rows)}\n" + "\n".join(notes) + "\n"
 
 
-def blocks_sentence() -> list[str]:
-    """Return the times of the paper's block-sparse product in plain PyTorch, if they are stored."""
+def describe_blocks(usual: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the times of the paper's block-sparse product in plain PyTorch, and their results, if they are stored."""
     result = [row for scene in (EASY, FAST) if (row := lookup_row([56, 128], "blocks", scene))]
     if not result:
-        return []
+        return [], []
     times = "; ".join(
-        f"{scene} {format_time_and_memory(row)}" for scene, (row, _) in zip(("calm", "fast"), result, strict=False)
+        f"{scene} {format_time_and_memory(row)}{name_gpu_if_unusual(results, usual)}"
+        for scene, (row, results) in zip(("calm", "fast"), result, strict=False)
     )
-    return [f"The paper's block-sparse product in plain PyTorch (`--backends blocks`), 128×56: {times}."]
+    sentence = f"The paper's block-sparse product in plain PyTorch (`--backends blocks`), 128×56: {times}."
+    return [sentence], [results for _, results in result]
 
 
 # ---- tables of Briedis et al.
@@ -371,6 +374,8 @@ def sweeps_table() -> str:
             used.append(results)
         label = f"{SWEPT[variable]}, {value}" + (" wide" if variable == "width" else "")
         rows.append([label, *(format_published_cost(line[key]) for key in ("default", "on_demand", "ours")), *cells])
+    blocks, blocks_results = describe_blocks(usual)
+    used += blocks_results
     notes = [
         f"Published: {published.source()}, table 10, NVIDIA GH200, mean and deviation over the pairs of Sintel.",
         f"Here: eager calls on one {usual} and positions of one fast pair unless marked. RAFT's volume multiplies "
@@ -379,7 +384,7 @@ def sweeps_table() -> str:
         f"{min(slower):.1f} to {max(slower):.1f} times the published time. From 128",
         f"to 512 channels our time rises {rise[1] / rise[0]:.1f} times, the published kernel's {published_rise:.1f} "
         "times: above 256 our kernel loads source features again for every chunk.",
-        *blocks_sentence(),
+        *blocks,
         f"An empty cell was not measured. {environments(used)}; `python -m benchmarks correlation`.",
     ]
     return f"{table_text(rows)}\n" + "\n".join(notes) + "\n"
@@ -474,30 +479,44 @@ def find_row_by_prefix(case: dict[str, Any], begin: str) -> dict[str, Any]:
 
 
 def short_table() -> str:
-    """Return one row for a network, the lookup and TV-L1: ours and another library, in equal precision."""
+    """Return one row for a network, the lookup and TV-L1: ours and the best other library, in equal precision."""
     raft, run = next(
         (row, each[1])
         for each in load_cases(*BOTH[:1])
         if (row := build_network_row(*each, SINGLE, fastest_peer_only=True)) is not None
     )
+    if "torch.compile" not in raft[2]:
+        raft[0] += ", eager"
     rows = [["job", "fullfield", "others"], raft]
     size = [224, 512]
-    ours, theirs = lookup_row(size, "cuda", EASY, SINGLE), lookup_row(size, "alt_cuda_corr", EASY)
-    if ours is None or theirs is None:
+    ours = lookup_row(size, "cuda", EASY, SINGLE)
+    peers = [(name, lookup_row(size, name, EASY, SINGLE)) for name in ("alt_cuda_corr", COMPILED, TRITON)]
+    measured = [(name, each) for name, each in peers if each is not None]
+    if ours is None or not measured:
         raise ValueError("the results lack the lookup at 512×224")
+    name, theirs = min(measured, key=lambda peer: float(peer[1][0]["eager"]["median_s"]))
     where = ", ".join(sorted({get_gpu_name(ours[1]), get_gpu_name(theirs[1])}))
     title = f"RAFT's 32 correlation lookups alone, 512×224 feature maps, float32, {where}"
     rows.append(
-        [title, format_time_and_memory(ours[0], eager=True), f"alt_cuda_corr {format_time_and_memory(theirs[0])}"]
+        [
+            title,
+            format_time_and_memory(ours[0], eager=True),
+            f"{name.replace(', Triton', ' (Triton)')} {format_time_and_memory(theirs[0], eager=True)}",
+        ]
     )
     tvl1_results = stored_result("tvl1_cpu.json")
     defaults = find_case(tvl1_results["cases"], case="own defaults")
-    tvl1, opencv = (
+    solvers = {"OpenCV": "opencv defaults", "scikit-image": "scikit-image defaults"}
+    name, peer = min(
+        ((title, find_row_by_prefix(defaults, row)) for title, row in solvers.items()),
+        key=lambda each: float(each[1]["epe"]),
+    )
+    tvl1, other = (
         f"{row['median_s']:.3g} s, {row['epe']:.3f} px off"
-        for row in (find_row_by_prefix(defaults, "fullfield default"), find_row_by_prefix(defaults, "opencv defaults"))
+        for row in (find_row_by_prefix(defaults, "fullfield default"), peer)
     )
     title = "TV-L1, a Sintel pair of 1024×436, each with its own defaults, 2 CPU cores"
-    rows.append([title, tvl1, f"OpenCV {opencv}"])
+    rows.append([title, tvl1, f"{name} {other}"])
     where = environments([run, ours[1], theirs[1]])
     note = "float32: TF32 in convolutions, 22 bits in our lookup's products."
     return f"{table_text(rows)}\n{note} {where}. TV-L1: {describe_commit(tvl1_results)}.\n"

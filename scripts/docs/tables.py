@@ -273,7 +273,8 @@ def points_table() -> str:
         "indoor scans, all with the same",
         "triplets; memory: what a call with both gradients takes beyond its inputs. pointelligence v1.5.0 is "
         "PointCNN++'s own code",
-        f"(its route through Triton), the listing its supplement's kernels reimplemented; {versions}.",
+        "(its route through Triton, float16 weight gradient tuned over 60 of its 216 tiles), the listing its "
+        f"supplement's kernels reimplemented; {versions}.",
         f"ResNet-18 on {network['points']:,} points, {network['dtype']}, geometry and both directions: "
         f"{1e3 * row['whole']['median_s']:.3g} ms{alone};",
         f"on {scale:,} points forward and backward "

@@ -13,7 +13,8 @@ Row = dict[str, Any]
 WAYS = ("build", "geometry", "forward", "training", "whole")
 
 _PAGE = "measured before on one H200, 918,797 real points, grid 7 mm, t = 3, 15.1 M triplets"
-_PAPER = "PointCNN++ (arXiv 2511.23227), supplement, RTX 4090"
+_SUPPLEMENT = "PointCNN++ (arXiv 2511.23227), supplement"
+_PAPER = f"{_SUPPLEMENT}, RTX 4090"
 PUBLISHED: tuple[tuple[str, str, str, str], ...] = (
     ("pointelligence v1.5.0, 64→64, forward / with backward, ms", "fp16", "1.56 / 5.30, 116 MB", _PAGE),
     ("", "bf16", "5.26 / 12.6, 568 MB", _PAGE),
@@ -29,7 +30,12 @@ PUBLISHED: tuple[tuple[str, str, str, str], ...] = (
     ("", "fVDB 0.3.1", "0.82 / 1.79", _PAPER),
     ("ResNet-18 at 164,833 points, training step, ms", "pointelligence v1.2, width ×2", "126", "its authors, H200"),
     ("", "pointelligence v1.0", "215", "its authors, H200"),
-    ("ResNet-18, training, largest cloud", "PointCNN++", "about 100 M points", _PAPER),
+    (
+        "ResNet-18, training, largest cloud",
+        "PointCNN++",
+        "about 100 M points",
+        f"{_SUPPLEMENT}, GPU not named",
+    ),
 )
 """(what, whose, value, source): of implementations that do not run beside ours."""
 

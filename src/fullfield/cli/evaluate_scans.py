@@ -83,7 +83,7 @@ def refuse_used_options(options: Iterable[str], reason: str) -> None:
 def run_command(args: argparse.Namespace, process: ProcessRank, weights: str | None = None) -> int:
     """Register what is missing, score and report.
 
-    ``weights`` is the file of MODEL learned; None for the one in the package.
+    ``weights`` is the file of MODEL learned; None for the published one.
     """
     from fullfield.evaluation import EvaluationSettings, Registrar, evaluate_scans, score_scans
     from fullfield.evaluation.scans import PROTOCOLS as KNOWN_PROTOCOLS

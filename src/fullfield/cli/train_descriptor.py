@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="resolutions, each with cells twice as wide, 1 to 4",
     )
-    network.add_argument("--start", metavar="FILE", help="initial weights, or learned: those of the package")
+    network.add_argument("--start", metavar="FILE", help="initial weights, or learned: the published ones")
     loop = parser.add_argument_group("training")
     loop.add_argument("--steps", type=argtypes.parse_positive_integer, default=20_000, help="number of steps")
     loop.add_argument(
