@@ -87,7 +87,7 @@ def _run(bench: Bench, parser: argparse.ArgumentParser, args: argparse.Namespace
     inputs = bench.check(args)
     if args.output is not None:
         paths.get_checked_suffix(args.output, "results", (".json",))
-        paths.check_output_file(args.output, "results")
+        paths.check_output_file_and_clean_folder(args.output, "results")
         paths.check_outputs_are_distinct([("--output", args.output)], inputs)
     if getattr(args, "resume", False) and args.output is None:
         raise InputError("--resume: goes on with what --output FILE holds, and --output is absent")
@@ -139,7 +139,7 @@ def _check_shown(args: argparse.Namespace) -> None:
         import_module("matplotlib")  # now, not when everything has been measured
     if getattr(args, "tables", None) is not None:
         paths.get_checked_suffix(args.tables, "--tables", (".md",))
-        paths.check_output_file(args.tables, "--tables")
+        paths.check_output_file_and_clean_folder(args.tables, "--tables")
 
 
 def _show(bench: Bench, args: argparse.Namespace, results: Result) -> None:

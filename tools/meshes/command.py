@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, add the meshes and report."""
-    paths.check_output_file(args.output, "--output")
+    paths.check_output_file_and_clean_folder(args.output, "--output")
     paths.get_checked_suffix(args.output, "--output", (".zip",))
     paths.check_input_file(args.pack, "--pack")
     paths.check_input_file(args.statement, "--statement")

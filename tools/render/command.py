@@ -79,7 +79,7 @@ def run_command(args: argparse.Namespace) -> int:
     if last <= first:
         raise InputError(f"--frames: expected a first before a last, got {first} {last}")
     target = Path(args.output)
-    paths.check_folder_exists_or_creatable(args.output, "--output")
+    paths.check_creatable_folder_and_clean(args.output, "--output")
 
     from tools.render import Blender, Shot, render_shot
     from tools.render.launch import FAST_SAMPLES

@@ -57,11 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Convert one flow, or those of a shot, and report."""
-    pairs = _list_input_output_pairs(args)
+    pairs = _check_and_list_input_output_pairs(args)
     packing = parse_compression_and_half(args)
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
-    converted = [_convert_and_compare(args, source, output, packing) for source, output in pairs]
+    converted = [_convert_and_note_losses(args, source, output, packing) for source, output in pairs]
     if len(converted) == 1 and not has_number_field(args.input):
         content = converted[0]
         width, height = content["size"].values()
@@ -84,7 +84,7 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _list_input_output_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
+def _check_and_list_input_output_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Return the files to read, each with the file to write."""
     name, suffixes = ("OUT of --st-map", (".exr",)) if args.st_map else ("OUT", FLOW_WRITE_SUFFIXES)
     if not has_number_field(args.input):
@@ -97,7 +97,7 @@ def _list_input_output_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
     numbers = [number for number in select_frames(frame_files, args.frames) if number in frame_files.files]
     sources = {number: frame_files.path(number) for number in numbers}
     paths.get_checked_suffix(sources[numbers[0]], "IN", FLOW_SUFFIXES)
-    pattern = paths.parse_creatable_pattern(args.output, name, suffixes[0])
+    pattern = paths.parse_creatable_pattern_and_clean_folder(args.output, name, suffixes[0])
     paths.get_checked_suffix(args.output, name, suffixes)
     outputs = {number: pattern.format_path(number) for number in numbers}
     taken = {Path(path).resolve() for path in sources.values()}
@@ -107,7 +107,7 @@ def _list_input_output_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
     return [(sources[number], outputs[number]) for number in numbers]
 
 
-def _convert_and_compare(
+def _convert_and_note_losses(
     args: argparse.Namespace, input_path: str, output_path: str, write_arguments: dict[str, Any]
 ) -> dict[str, Any]:
     """Convert one file, compare what was written with what was read, and return the facts about it."""
@@ -125,7 +125,7 @@ def _convert_and_compare(
     with rename_arguments_in_errors(channels="--channels", layer="--layer"):
         flow, valid = _resize_by_scale_option(args, *io.read_flow(input_path, **choice, **window_choice))
     unknown = int((~valid).sum())
-    backward = _read_backward_layer_if_storable(args, input_path, output_path)
+    backward = _read_backward_layer_or_note_loss(args, input_path, output_path)
     with rename_arguments_in_errors(flow=output_path, backward=output_path):
         if args.st_map:
             io.write_st_map(output_path, flow, window=window)
@@ -178,7 +178,7 @@ def _measure_conversion_loss(flow: Tensor, valid: Tensor, written: Tensor, writt
     return _ConversionLoss(largest, mean, int((~valid & written_valid).sum()))
 
 
-def _read_backward_layer_if_storable(args: argparse.Namespace, source: str, output: str) -> Tensor | None:
+def _read_backward_layer_or_note_loss(args: argparse.Namespace, source: str, output: str) -> Tensor | None:
     """Return the backward layer of an EXR, which another EXR keeps; None if there is none or it is lost."""
     from fullfield.io.vectors import has_backward_flow, read_flow_direction
 

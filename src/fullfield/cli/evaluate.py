@@ -107,9 +107,9 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
         raise InputError(f"--max-epe: {dataset.name} has no truth")
     if args.submission is not None:
         get_submission_layout(dataset)
-        paths.check_folder_exists_or_creatable(args.submission, "--submission")
+        paths.check_creatable_folder_and_clean(args.submission, "--submission")
     folder = Path(args.output or format_default_run_folder(dataset, args.method, scale))
-    paths.check_folder_exists_or_creatable(os.fspath(folder), "--output")
+    paths.check_creatable_folder_and_clean(os.fspath(folder), "--output")
     if not args.score_only:
         PredictionRun.check_folder_is_new_or_run(folder)  # before weights are downloaded and kernels compiled
 

@@ -111,7 +111,7 @@ def run_command(args: argparse.Namespace, process: ProcessRank, weights: str | N
     usual = dataset.criteria if protocol is None else KNOWN_PROTOCOLS[protocol].choose_criteria(dataset)
     criteria = _override_criteria(usual, options)
     folder = Path(args.output or f"runs/{dataset.name}/{args.method}")
-    paths.check_folder_exists_or_creatable(os.fspath(folder), "--output")
+    paths.check_creatable_folder_and_clean(os.fspath(folder), "--output")
     arguments = {name: options[option] for option, name in _SETTINGS.items() if option in options}
     results = {}
     with (

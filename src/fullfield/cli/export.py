@@ -55,7 +55,7 @@ def _parse_method(text: str) -> str:
 def run_command(args: argparse.Namespace) -> int:
     """Load the network, export it and report."""
     paths.get_checked_suffix(args.output, "-o", SUFFIXES)
-    paths.check_output_file(args.output, "-o")
+    paths.check_output_file_and_clean_folder(args.output, "-o")
     watch = report.Stopwatch()
 
     from fullfield.models.export import export_onnx, require_onnx

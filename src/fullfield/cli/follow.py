@@ -222,7 +222,7 @@ def _check_files_and_build_outputs(args: argparse.Namespace) -> dict[int, Output
         for option, name in zip(("--output", "--st-map"), names, strict=True):
             if name is not None:
                 paths.get_checked_suffix(name, option, (".exr",))
-                paths.parse_creatable_pattern(name, option, ".exr")
+                paths.parse_creatable_pattern_and_clean_folder(name, option, ".exr")
         half = "half" if args.half else None
         outputs[reference] = Output(str(names[0]), half, args.compression, "up", names[1])
     return outputs

@@ -51,7 +51,7 @@ def run_command(args: argparse.Namespace) -> int:
     """Check, make, write, report."""
     if args.textures is not None:
         paths.check_input_file(args.textures, "--textures")
-    paths.check_folder_exists_or_creatable(args.output, "--output")
+    paths.check_creatable_folder_and_clean(args.output, "--output")
 
     from fullfield.training.flow.pair_files import write_missing_pairs
     from fullfield.training.flow.pairs import PairGenerator

@@ -17,7 +17,7 @@ from fullfield.sequences.names import FramePattern, has_number_field
 
 def check_input_file(path: str, option: str) -> None:
     """Check that ``path`` is a file. ``option`` names the argument in errors."""
-    _check_name_is_utf8(path, option)
+    _check_name_is_nonempty_utf8(path, option)
     if not Path(path).exists():
         raise InputError(f"{path}: no such file; check the path given as {option}")
     if Path(path).is_dir():
@@ -33,9 +33,9 @@ def get_checked_suffix(path: str, option: str, suffixes: Collection[str]) -> str
     return suffix
 
 
-def check_output_file(path: str, option: str) -> None:
+def check_output_file_and_clean_folder(path: str, option: str) -> None:
     """Check that a file can be created at ``path``; an old file may be replaced."""
-    _check_name_is_utf8(path, option)
+    _check_name_is_nonempty_utf8(path, option)
     target = Path(os.path.realpath(path))
     if target.is_symlink():
         raise InputError(f"{path}: is a link to itself; {option} takes the name of a file")
@@ -48,7 +48,7 @@ def check_output_file(path: str, option: str) -> None:
         raise InputError(f"{path}: is read-only; choose another {option} or make it writable")
 
 
-def _check_name_is_utf8(path: str, option: str) -> None:
+def _check_name_is_nonempty_utf8(path: str, option: str) -> None:
     """Check that the name is not empty and is UTF-8, which OpenImageIO requires."""
     if not path:
         raise InputError(f"{option}: expected the name of a file, got an empty one")
@@ -72,7 +72,7 @@ def check_folder_and_remove_abandoned_files(folder: Path, option: str) -> None:
         remove_abandoned_temporary_files(folder)
 
 
-def parse_creatable_pattern(text: str, option: str, suffix: str) -> FramePattern:
+def parse_creatable_pattern_and_clean_folder(text: str, option: str, suffix: str) -> FramePattern:
     """Return the pattern of files that can be created, such as ``mv.%04d.exr``."""
     if not has_number_field(text):
         raise InputError(f"{option} {text}: expected a pattern for the files, such as mv.%04d{suffix}")
@@ -81,7 +81,7 @@ def parse_creatable_pattern(text: str, option: str, suffix: str) -> FramePattern
     return pattern
 
 
-def check_folder_exists_or_creatable(name: str, option: str) -> None:
+def check_creatable_folder_and_clean(name: str, option: str) -> None:
     """Check that folder ``name`` exists, or can be created, and is writable."""
     folder = Path(name)
     if folder.exists() and not folder.is_dir():
@@ -141,7 +141,7 @@ def check_input_and_output_files(
             check_input_file(path, option)
     for option, path, _ in outputs:
         if path is not None:
-            check_output_file(path, option)
+            check_output_file_and_clean_folder(path, option)
     check_outputs_are_distinct([(option, path) for option, path, _ in outputs], [path for _, path in inputs])
 
 

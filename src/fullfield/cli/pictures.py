@@ -50,9 +50,9 @@ def check_flow_and_output_names(args: argparse.Namespace) -> None:
         paths.check_input_file(args.flow, "--flow")
     paths.get_checked_suffix(args.output, "--output", SUFFIXES)
     if has_number_field(args.output):
-        paths.parse_creatable_pattern(args.output, "--output", ".exr")
+        paths.parse_creatable_pattern_and_clean_folder(args.output, "--output", ".exr")
     else:
-        paths.check_output_file(args.output, "--output")
+        paths.check_output_file_and_clean_folder(args.output, "--output")
     is_video = args.output.lower().endswith(VIDEO_WRITE_SUFFIXES)
     if args.codec is not None and not is_video:
         raise InputError(f"--codec: is for a video, and the output is {args.output}; leave it out")

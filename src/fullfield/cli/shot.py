@@ -239,7 +239,7 @@ def _check_options_and_build_output(args: argparse.Namespace, frame_files: Frame
             continue
         if option == "--st-map":
             paths.get_checked_suffix(pattern, option, (".exr",))
-        paths.parse_creatable_pattern(pattern, option, suffix)
+        paths.parse_creatable_pattern_and_clean_folder(pattern, option, suffix)
     _check_outputs_name_no_plate(args, frame_files)
     y_axis = args.y_axis or "up"
     return Output(output, packing.get("dtype"), packing.get("compression"), y_axis, args.st_map)

@@ -55,11 +55,11 @@ def check_picture_options(
     suffix = paths.get_checked_suffix(args.viz, "--viz", (*IMAGE_WRITE_SUFFIXES, *VIDEO_WRITE_SUFFIXES))
     if suffix in VIDEO_WRITE_SUFFIXES:
         inputs = [args.plates, *map(str, frame_files.files.values())]
-        paths.check_output_file(args.viz, "--viz")
+        paths.check_output_file_and_clean_folder(args.viz, "--viz")
         paths.check_outputs_are_distinct([("--viz", args.viz)], inputs)
         files = [args.viz]
     else:
-        pattern = paths.parse_creatable_pattern(args.viz, "--viz", suffix)
+        pattern = paths.parse_creatable_pattern_and_clean_folder(args.viz, "--viz", suffix)
         outputs = [FramePattern.parse(text) for text in (args.output, args.st_map) if text]
         taken = {os.path.realpath(path) for path in frame_files.files.values()}
         number = next(iter(frame_files.files), 1)

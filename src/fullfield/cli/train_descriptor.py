@@ -79,7 +79,7 @@ def run_command(args: argparse.Namespace) -> int:
         paths.check_input_file(pose, "--posed-pairs")
     if args.start not in (None, "learned"):
         paths.check_input_file(args.start, "--start")
-    paths.check_folder_exists_or_creatable(args.output, "--output")
+    paths.check_creatable_folder_and_clean(args.output, "--output")
 
     from fullfield.registration.learned_network import DescriptorConfig
     from fullfield.training import DescriptorTraining, train_descriptor

@@ -151,7 +151,7 @@ def _add_run_options(group: Any) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Check, train, report."""
-    paths.check_folder_exists_or_creatable(args.output, "--output")
+    paths.check_creatable_folder_and_clean(args.output, "--output")
     if args.after is not None and not Path(args.after).is_dir():
         raise InputError(f"--after {args.after}: no such folder")
     if args.init is not None and args.after is not None:

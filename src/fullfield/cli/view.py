@@ -67,7 +67,7 @@ def run_command(args: argparse.Namespace) -> int:
     stem = files.pattern.before.rstrip("._- ") if files.pattern is not None else "view"
     output = args.output or f"{stem or 'view'}.html"
     paths.get_checked_suffix(output, "--output", (".html", ".htm"))
-    paths.check_output_file(output, "--output")
+    paths.check_output_file_and_clean_folder(output, "--output")
 
     stored = sequences.Output(str(files.pattern))
     settings = stored.read_settings()

@@ -119,6 +119,6 @@ def require_listed_file(root: Path, name: str, line: str) -> Path:
     return path
 
 
-def strip_suffix_to_pair_name(path: str) -> str:
+def convert_path_to_relative_pair_name(path: str) -> str:
     """Turn a file of a list into the name of a pair, which is a relative path."""
     return Path(path).with_suffix("").as_posix().replace("..", "_").lstrip("/")

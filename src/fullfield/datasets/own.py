@@ -9,6 +9,7 @@ from pathlib import Path
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset, FlowRecord
 from fullfield.datasets.layout import (
+    convert_path_to_relative_pair_name,
     get_folder_if_exists,
     iterate_pair_list_lines,
     list_consecutive_pairs,
@@ -21,7 +22,6 @@ from fullfield.datasets.layout import (
     require_listed_file,
     require_nonempty,
     strip_last_number,
-    strip_suffix_to_pair_name,
 )
 from fullfield.io.names import ARRAY_SUFFIXES, FLOW_SUFFIXES, FRAME_SUFFIXES
 
@@ -83,7 +83,7 @@ def _read_pairs_from_list(listing: Path) -> list[FlowRecord]:
         flow, occlusion, invalid = [*paths, None, None, None][:3]
         if flow is None and (occlusion or invalid):
             raise InputError(f"{line} has a mask but no flow")
-        name = strip_suffix_to_pair_name(words[0])
+        name = convert_path_to_relative_pair_name(words[0])
         records.append(FlowRecord(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
     return records
 
@@ -202,7 +202,15 @@ class Rendered(FlowDataset):
                     require_file_if_has_folder(unscored, f"invalid_{count}.png", first),
                 )
                 records.append(
-                    FlowRecord(pair, first, second, truth, *masks, sequence=shot.name, index=parse_last_number(first))
+                    FlowRecord(
+                        pair,
+                        first,
+                        second,
+                        truth,
+                        *masks,
+                        sequence=shot.name,
+                        index=parse_last_number(first),
+                    )
                 )
         super().__init__(name, root, records)
 

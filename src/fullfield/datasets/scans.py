@@ -130,7 +130,7 @@ class ScanPairs(ScanDataset):
             if len(words) != 3:
                 raise InputError(f"{line} should hold SOURCE TARGET POSE, got {len(words)} words")
             source, target, pose = (layout.require_listed_file(base, word, line) for word in words)
-            name = "_".join(map(layout.strip_suffix_to_pair_name, words[:2]))
+            name = "_".join(map(layout.convert_path_to_relative_pair_name, words[:2]))
             records.append(ScanRecord(name, source, target, torch.from_numpy(read_pose(pose))))
         super().__init__(base.resolve().name or "pairs", base, records)
 

@@ -20,7 +20,7 @@ from fullfield._check import InputError
 from fullfield.sequences.follow_job import FollowJob, run_follow
 from fullfield.sequences.names import format_frames
 from fullfield.sequences.results import FrameReport, Outcome, Problem
-from fullfield.sequences.worker import ParentPipe, run_until_parent_ends
+from fullfield.sequences.worker import ParentPipe, run_until_parent_ends_then_exit
 
 _MAX_DEATHS = 2  # processes that may die of a side before it is given up
 
@@ -53,7 +53,7 @@ class _Worker:
         with contextlib.suppress(OSError):  # a dead process is noticed when its messages are read
             self.pipe.send((side.job, side.numbers))
 
-    def end_process(self) -> None:
+    def terminate_or_join_process(self) -> None:
         """End the process; at once where it still has frames."""
         if self.side is not None:
             self.process.terminate()
@@ -108,7 +108,7 @@ def write_reference_flows_on_devices(
                     worker.assign_and_send_side(remaining.popleft())
     finally:
         for worker in workers:
-            worker.end_process()
+            worker.terminate_or_join_process()
     return [outcome.sort_warn_and_set_wall_time(start_s) for outcome in outcomes]
 
 
@@ -159,7 +159,7 @@ def _requeue_or_give_up_side(
 
 def _run_worker_process(connection: Connection, device: str, threads: int) -> None:
     """Run the process: receive sides, send frames and outcomes, until the pipe is closed."""
-    run_until_parent_ends(connection, partial(_follow_received_sides, device, threads))
+    run_until_parent_ends_then_exit(connection, partial(_follow_received_sides, device, threads))
 
 
 def _follow_received_sides(device: str, threads: int, pipe: ParentPipe) -> None:

@@ -21,7 +21,7 @@ from fullfield.sequences.job import ShotJob
 from fullfield.sequences.names import format_frames
 from fullfield.sequences.results import FrameReport, Outcome, Problem
 from fullfield.sequences.run import run_shot
-from fullfield.sequences.worker import ParentPipe, run_until_parent_ends
+from fullfield.sequences.worker import ParentPipe, run_until_parent_ends_then_exit
 
 _MIN_CHUNK = 8
 _TURNS = 4  # chunks of every process, so that none waits long for the last
@@ -88,22 +88,22 @@ class _Worker:
         self.chunk: list[int] = []
         self.finished: set[int] = set()
 
-    def send_first_chunk(self, position: int, chunk: list[int]) -> None:
+    def assign_and_send_first_chunk(self, position: int, chunk: list[int]) -> None:
         """Send a chunk to start with."""
         self.position, self.chunk, self.finished = position, chunk, set()
-        self._send_chunk(chunk)
+        self._send_chunk_ignoring_dead_process(chunk)
 
-    def send_next_chunk(self, chunk: list[int]) -> None:
+    def append_and_send_next_chunk(self, chunk: list[int]) -> None:
         """Send the chunk after the current one; an empty one ends the run of chunks."""
         if chunk:
             self.position, self.chunk = self.position + 1, [*self.chunk, *chunk]
-        self._send_chunk(chunk)
+        self._send_chunk_ignoring_dead_process(chunk)
 
-    def _send_chunk(self, chunk: list[int]) -> None:
+    def _send_chunk_ignoring_dead_process(self, chunk: list[int]) -> None:
         with contextlib.suppress(OSError):  # a dead process is noticed when its messages are read
             self.pipe.send(chunk)
 
-    def end_process(self) -> None:
+    def terminate_or_join_process(self) -> None:
         """End the process; at once where it still has frames."""
         if self.chunk:
             self.process.terminate()
@@ -133,7 +133,7 @@ def run_on_devices(
     workers = [_Worker(job, device, threads) for device in devices[: len(remaining)]]
     try:
         for worker in workers:
-            worker.send_first_chunk(
+            worker.assign_and_send_first_chunk(
                 *remaining.take_starting_chunk([other.position for other in workers if other.chunk])
             )
         while any(worker.chunk for worker in workers):
@@ -146,12 +146,12 @@ def run_on_devices(
                         workers.append(_Worker(job, worker.device, threads))
                 if outcome.stopped is None:
                     for idle in [worker for worker in workers if not worker.chunk][: len(remaining)]:
-                        idle.send_first_chunk(
+                        idle.assign_and_send_first_chunk(
                             *remaining.take_starting_chunk([other.position for other in workers if other.chunk])
                         )
     finally:
         for worker in workers:
-            worker.end_process()
+            worker.terminate_or_join_process()
     return outcome.sort_warn_and_set_wall_time(start_s)
 
 
@@ -168,7 +168,7 @@ def _receive_and_apply_message_if_alive(
         if report is not None:
             report(content)
     elif kind == "request":
-        worker.send_next_chunk([] if outcome.stopped else remaining.take_following_chunk(worker.position))
+        worker.append_and_send_next_chunk([] if outcome.stopped else remaining.take_following_chunk(worker.position))
     elif kind == "chunk":
         outcome.merge_parallel_outcome(content)
         worker.chunk = []
@@ -200,7 +200,7 @@ def _requeue_or_give_up_frames(
 
 def _run_worker_process(job: ShotJob, connection: Connection) -> None:
     """Run the process: receive chunks, send frames and outcomes, until the pipe is closed."""
-    run_until_parent_ends(connection, partial(_write_received_chunks, job))
+    run_until_parent_ends_then_exit(connection, partial(_write_received_chunks, job))
 
 
 def _write_received_chunks(job: ShotJob, pipe: ParentPipe) -> None:

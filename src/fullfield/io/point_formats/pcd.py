@@ -34,14 +34,14 @@ def read_pcd(path: Path) -> PointCloud:
     size = require_nonempty_file(path)
     with path.open("rb") as file:
         header = _read_pcd_header(path, file)
-        fields = _parse_fields(path, header)
+        fields = _parse_and_check_fields(path, header)
         count = _parse_point_count(path, header)
         data_kind = " ".join(header["DATA"])
         left = size - file.tell()
         if data_kind == "ascii":
             columns = _read_typed_text_columns(path, file, _list_value_names_and_types(fields), count, left)
         elif data_kind == "binary":
-            columns = read_binary_columns(path, file, _build_dtype(path, fields), count, left)
+            columns = read_binary_columns(path, file, _build_row_dtype(path, fields), count, left)
         elif data_kind == "binary_compressed":
             columns = _read_compressed_columns(path, file.read(), fields, count)
         else:
@@ -113,7 +113,7 @@ def _parse_header_integer(path: Path, header: dict[str, list[str]], name: str) -
     )
 
 
-def _parse_fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, int]]:
+def _parse_and_check_fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, int]]:
     """Return name, NumPy type and number of values of every field."""
     names = header.get("FIELDS", header.get("COLUMNS", []))
     counts = header.get("COUNT", ["1"] * len(names))
@@ -149,7 +149,7 @@ def _list_value_names_and_types(fields: list[tuple[str, str, int]]) -> list[tupl
     return flat
 
 
-def _build_dtype(path: Path, fields: list[tuple[str, str, int]]) -> np.dtype[Any]:
+def _build_row_dtype(path: Path, fields: list[tuple[str, str, int]]) -> np.dtype[Any]:
     try:
         return np.dtype(_list_value_names_and_types(fields))
     except ValueError as error:
@@ -196,7 +196,7 @@ def _parse_packed_colors(values: NDArray[np.float64]) -> NDArray[np.uint32]:
 def _read_compressed_columns(
     path: Path, data: bytes, fields: list[tuple[str, str, int]], point_count: int
 ) -> dict[str, NDArray[Any]]:
-    dtype = _build_dtype(path, fields)
+    dtype = _build_row_dtype(path, fields)
     expected_bytes = point_count * dtype.itemsize
     if len(data) < 8:
         raise InputError(f"{path}: truncated PCD file: the sizes of the packed data are missing")

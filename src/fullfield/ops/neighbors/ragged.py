@@ -126,7 +126,7 @@ def compute_max_magnitude(points: Tensor) -> float:
     return float(torch.linalg.vector_norm(points.detach(), torch.inf)) if points.numel() else 0.0
 
 
-def convert_clouds_to_float32(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
+def center_and_convert_clouds_to_float32(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
     """Return both as float32; if they are one cloud, the same tensor twice.
 
     Float64 coordinates become relative to the middle of their cloud first: the median of some of its points, on which a
@@ -143,7 +143,7 @@ def convert_clouds_to_float32(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Ten
     _check.require(
         is_valid, "points", f"coordinates of at most {_MAX_COORDINATE:g}, as float32 holds", f"{max_magnitude:g}"
     )
-    middle = _estimate_medians(cloud)
+    middle = _estimate_cloud_medians(cloud)
 
     def shift_and_convert(c: Cloud) -> Tensor:
         return (c.points - middle[c.compute_batch_index()]).to(torch.float32).contiguous()
@@ -152,7 +152,7 @@ def convert_clouds_to_float32(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Ten
     return points, points if queries is cloud else shift_and_convert(queries)
 
 
-def _estimate_medians(cloud: Cloud) -> Tensor:
+def _estimate_cloud_medians(cloud: Cloud) -> Tensor:
     """Return the medians [B, 3] float64 by axis, of points at even steps in the tensor."""
     if not cloud.points.shape[0]:
         return cloud.points.new_zeros(cloud.batches, 3)

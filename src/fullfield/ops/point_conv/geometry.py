@@ -14,11 +14,11 @@ from fullfield import _check
 from fullfield.ops.neighbors.api import MAX_NEIGHBORS, run_radius_searches, search_knn_in_clouds
 from fullfield.ops.neighbors.ragged import (
     Cloud,
+    center_and_convert_clouds_to_float32,
     check_and_build_cloud,
     check_and_build_cloud_pair,
     check_distance,
     check_not_meta_or_fake,
-    convert_clouds_to_float32,
 )
 from fullfield.ops.point_conv import protocol, reference
 from fullfield.ops.point_conv.protocol import TranspositionRequest, TripletRequest, expand_kernel_size
@@ -158,7 +158,7 @@ def radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
     """Compute :func:`radius_geometry` of each; GPUs wait once for all and make a dozen launches."""
     if not requests:
         return []
-    pairs = [convert_clouds_to_float32(r.points, r.centers) for r in requests]
+    pairs = [center_and_convert_clouds_to_float32(r.points, r.centers) for r in requests]
     every = run_radius_searches(
         [(r.points, r.centers, pair, r.radius) for r, pair in zip(requests, pairs, strict=True)]
     )
@@ -191,7 +191,7 @@ def knn_geometry(
     sides = expand_kernel_size(kernel_size)
     _check.check_number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
     clouds = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
-    pair = convert_clouds_to_float32(*clouds)
+    pair = center_and_convert_clouds_to_float32(*clouds)
     neighbors = search_knn_in_clouds(*clouds, pair, int(k))
     triplets = _build_requested_triplets([TripletRequest(neighbors, *pair, float(grid), sides)])
     return _build_geometries(triplets, [_GeometrySettings(*clouds, sides, False, gradient)])[0]

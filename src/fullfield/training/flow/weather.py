@@ -91,13 +91,13 @@ def sample_veils_if_any(
     normal_draws = iter(np.stack([stream.standard_normal(_NORMAL) for stream in streams], 1))
     return Veils(
         torch.tensor(pairs),
-        _sample_densities(streams, 0.35 + 0.4 * next(uniform_draws), 0.6 * next(uniform_draws)),
+        _sample_veil_density_noise(streams, 0.35 + 0.4 * next(uniform_draws), 0.6 * next(uniform_draws)),
         _sample_veil_maps(uniform_draws, normal_draws, size, style),
-        *_sample_coverage_and_color(uniform_draws),
+        *_sample_veil_coverage_and_color(uniform_draws),
     )
 
 
-def _sample_densities(streams: Sequence[np.random.Generator], persistence: Floats, change: Floats) -> Tensor:
+def _sample_veil_density_noise(streams: Sequence[np.random.Generator], persistence: Floats, change: Floats) -> Tensor:
     """Return smooth noise [K, 2, S, S] of several octaves, which changes by an angle between the frames."""
     total = torch.zeros(len(streams), 2, _TEXELS, _TEXELS, dtype=torch.float32)
     for octave, cells in enumerate(_CELLS):
@@ -135,7 +135,7 @@ def _sample_veil_maps(
     return torch.from_numpy(np.stack(maps, 1).astype(np.float32))
 
 
-def _sample_coverage_and_color(uniform_draws: Iterator[Floats]) -> tuple[Tensor, Tensor]:
+def _sample_veil_coverage_and_color(uniform_draws: Iterator[Floats]) -> tuple[Tensor, Tensor]:
     """Return the coverage [K, 3] and the colours [K, 3]: shadows, or mostly grey mist."""
     middle = 2 * next(uniform_draws) - 0.8
     sharpness = np.exp(math.log(0.25) + math.log(10.0) * next(uniform_draws))
