@@ -148,7 +148,7 @@ def test_evaluate_with_overlapped_scoring_equals_sequential(
 
 def test_evaluate_alone_overlaps_no_work(pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     busy: list[object] = []
-    store, once = PredictionRun.save_prediction, type(pairs).read_masked_frame
+    store, once = PredictionRun.save_prediction_unless_complete, type(pairs).read_masked_frame
 
     def slowly(self: PredictionRun, name: str, *more: Any) -> None:
         busy.append(name)
@@ -168,7 +168,7 @@ def test_evaluate_alone_overlaps_no_work(pairs: FlowDataset, tmp_path: Path, mon
             assert not busy
             return super().__call__(*frames, **more)
 
-    monkeypatch.setattr(PredictionRun, "save_prediction", slowly)
+    monkeypatch.setattr(PredictionRun, "save_prediction_unless_complete", slowly)
     monkeypatch.setattr(type(pairs), "read_masked_frame", read_slowly)
     monkeypatch.setattr(finishing, "can_score_on_other_threads", lambda _: True)
     assert evaluate(Looking(), pairs, tmp_path / "run", EvaluationSettings(sequential=True))["runtime"]["sequential"]
@@ -177,7 +177,7 @@ def test_evaluate_alone_overlaps_no_work(pairs: FlowDataset, tmp_path: Path, mon
 def test_predict_estimates_next_pair_before_storing_last(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    going_on, store = threading.Event(), PredictionRun.save_prediction
+    going_on, store = threading.Event(), PredictionRun.save_prediction_unless_complete
 
     def waiting(self: PredictionRun, *more: Any) -> None:
         assert going_on.wait(30)
@@ -189,7 +189,7 @@ def test_predict_estimates_next_pair_before_storing_last(
                 going_on.set()
             return super().__call__(*frames, **more)
 
-    monkeypatch.setattr(PredictionRun, "save_prediction", waiting)
+    monkeypatch.setattr(PredictionRun, "save_prediction_unless_complete", waiting)
     monkeypatch.setattr(finishing, "can_score_on_other_threads", lambda _: True)
     result = evaluate(Second(), pairs, tmp_path / "run")
     assert not result["runtime"]["sequential"]

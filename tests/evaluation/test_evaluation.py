@@ -175,7 +175,7 @@ def test_run_compares_settings_by_value(tmp_path: Path) -> None:
 
     assert _describe_constant(Backwards("ab")) == _describe_constant(frozenset("ab"))
     config = {"parameters": {"gain": float("nan")}}
-    PredictionRun(tmp_path / "run", config).save_prediction("a", torch.zeros(2, 4, 4), {"seconds": 1.0})
+    PredictionRun(tmp_path / "run", config).save_prediction_unless_complete("a", torch.zeros(2, 4, 4), {"seconds": 1.0})
     PredictionRun(tmp_path / "run", {"parameters": {"gain": float("nan")}})
     refuses("gain was None, is 1", PredictionRun, tmp_path / "run", {"parameters": {"gain": 1}})
 
@@ -235,7 +235,7 @@ def test_run_without_predictions_takes_other_settings(pairs: FlowDataset, tmp_pa
     assert result["this_call"]["estimated"] == len(pairs)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["parameters"]["gain"] == Counting().gain
     assert not (tmp_path / "run" / "failure.json").exists()
-    refuses("other settings", failed.save_prediction, "late", torch.zeros(2, H, W), {"seconds": 1.0})
+    refuses("other settings", failed.save_prediction_unless_complete, "late", torch.zeros(2, H, W), {"seconds": 1.0})
 
 
 @pytest.mark.unit
@@ -432,10 +432,14 @@ def test_run_accepts_moved_weights(tmp_path: Path) -> None:
     def config(path: str, checksum: str | None) -> dict[str, Any]:
         return {"method": "raft", "parameters": {"weights": path, "weights_sha256": checksum}}
 
-    PredictionRun(tmp_path / "run", config("a/raft.pth", "12ab")).save_prediction("a", torch.zeros(2, 4, 4), {})
+    PredictionRun(tmp_path / "run", config("a/raft.pth", "12ab")).save_prediction_unless_complete(
+        "a", torch.zeros(2, 4, 4), {}
+    )
     PredictionRun(tmp_path / "run", config("b/raft.pth", "12ab"))
     refuses("weights_sha256 was '12ab', is '34cd'", PredictionRun, tmp_path / "run", config("a/raft.pth", "34cd"))
-    PredictionRun(tmp_path / "random", config("random", None)).save_prediction("a", torch.zeros(2, 4, 4), {})
+    PredictionRun(tmp_path / "random", config("random", None)).save_prediction_unless_complete(
+        "a", torch.zeros(2, 4, 4), {}
+    )
     refuses("weights was 'random', is 'other'", PredictionRun, tmp_path / "random", config("other", None))
 
 
@@ -471,11 +475,11 @@ def test_score_keeps_scores_of_copied_predictions(
 @pytest.mark.unit
 def test_save_drops_scores_of_replaced_prediction(tmp_path: Path) -> None:
     run = PredictionRun(tmp_path / "run", {})
-    run.save_prediction("shot[1]/a*", torch.zeros(2, 3, 4), {})
+    run.save_prediction_unless_complete("shot[1]/a*", torch.zeros(2, 3, 4), {})
     run.store_score("pooled", "shot[1]/a*", "truth", {"images": 1})
     assert run.read_score_if_current("pooled", "shot[1]/a*", "truth") == {"images": 1}
     run.get_prediction_path("shot[1]/a*").unlink()
-    run.save_prediction("shot[1]/a*", torch.zeros(2, 3, 4), {})
+    run.save_prediction_unless_complete("shot[1]/a*", torch.zeros(2, 3, 4), {})
     assert run.read_score_if_current("pooled", "shot[1]/a*", "truth") is None
 
 
@@ -509,7 +513,7 @@ def test_run_starts_in_concurrent_processes(
 def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a process stores a pair again that another one is scoring already."""
     run = PredictionRun(tmp_path / "run", {})
-    run.save_prediction("pair", torch.zeros(2, 3, 4), {"seconds": 1})
+    run.save_prediction_unless_complete("pair", torch.zeros(2, 3, 4), {"seconds": 1})
     run.store_score("pooled", "pair", "truth", {"images": 1})
     seen = []
 
@@ -518,7 +522,7 @@ def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeyp
         raise AssertionError
 
     monkeypatch.setattr(runs, "write_flow", watched)
-    run.save_prediction("pair", torch.ones(2, 3, 4), {"seconds": 2})
+    run.save_prediction_unless_complete("pair", torch.ones(2, 3, 4), {"seconds": 2})
     assert seen == []
     assert run.read_summary_if_complete("pair") == {"seconds": 1, "bytes": 12 + 2 * 3 * 4 * 4}
     assert run.read_score_if_current("pooled", "pair", "truth") == {"images": 1}
@@ -527,7 +531,7 @@ def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeyp
 @pytest.mark.unit
 def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = PredictionRun(tmp_path / "run", {})
-    run.save_prediction("pair", torch.zeros(2, 3, 4), {})
+    run.save_prediction_unless_complete("pair", torch.zeros(2, 3, 4), {})
     run.store_score("pooled", "pair", "truth", {"images": 1})
     is_file = Path.is_file
 

@@ -103,7 +103,9 @@ def print_plan(frame_numbers: Sequence[int], plan: WritePlan) -> None:
     if plan.outdated:
         count = sum(map(len, plan.outdated.values()))
         verb = "is" if count == 1 else "are"
-        print_note(f"{count} of {len(frame_numbers)} frames {verb} recomputed: {plan.format_outdated_frames()}")
+        print_note(
+            f"{count} of {len(frame_numbers)} frames {verb} recomputed: {plan.format_outdated_counts_and_reasons()}"
+        )
 
 
 def escape_control_characters(text: object, allowed: str = "") -> str:

@@ -70,7 +70,7 @@ def run_command(args: argparse.Namespace) -> int:
     paths.check_output_file_and_clean_folder(output, "--output")
 
     stored = sequences.Output(str(files.pattern))
-    settings = stored.read_settings()
+    settings = stored.read_and_check_settings()
     reference = settings.get("reference")
     draw = _build_reference_overlay_function(args, reference)
     plates, reason = _open_plates_or_explain_absence(args, stored, settings.get("reading") or {})

@@ -194,6 +194,6 @@ class PredictionFinisher:
         self, sample_index: int, name: str, flow: Tensor, summary: dict[str, Any], state: dict[str, Any] | None
     ) -> None:
         """Store the prediction before its score, so that no score is without one."""
-        self._run.save_prediction(name, flow, summary)
+        self._run.save_prediction_unless_complete(name, flow, summary)
         if self._scorer is not None and state is not None:
             self._scorer.store_pair_metrics(sample_index, state)

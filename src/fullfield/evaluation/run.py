@@ -152,7 +152,7 @@ class ResultFolder:
             raise InputError(f"{self.get_prediction_path(name)}: there is no whole prediction of {name}; predict again")
         return summary
 
-    def _store_prediction(
+    def _store_prediction_unless_complete(
         self, name: str, summary: Mapping[str, Any], write: Callable[[Path], None], outdated: Iterable[Path] = ()
     ) -> None:
         """Store a prediction and its summary; where another process was faster, its own stay: they may be in use."""
@@ -185,10 +185,10 @@ class PredictionRun(ResultFolder):
 
     suffix = ".flo"
 
-    def save_prediction(self, name: str, flow: Tensor, summary: Mapping[str, Any]) -> None:
+    def save_prediction_unless_complete(self, name: str, flow: Tensor, summary: Mapping[str, Any]) -> None:
         """Store a prediction [2, H, W] and its summary, and delete the scores of an incomplete one."""
         scored = [self.get_score_path(averaging, name) for averaging in AVERAGING]
-        self._store_prediction(name, summary, lambda path: write_flow(path, flow), outdated=scored)
+        self._store_prediction_unless_complete(name, summary, lambda path: write_flow(path, flow), outdated=scored)
 
     def read_prediction(self, name: str) -> tuple[Tensor, Tensor]:
         """Read a stored prediction [2, H, W], and where it has vectors."""
@@ -257,14 +257,16 @@ class ScanRun(ResultFolder):
             )
         return summary
 
-    def save_registration(self, name: str, summary: Mapping[str, Any], matches: NDArray[np.float64]) -> None:
+    def save_registration_unless_complete(
+        self, name: str, summary: Mapping[str, Any], matches: NDArray[np.float64]
+    ) -> None:
         """Store the result of a pair and its matched points [M, 2, 3]."""
 
         def write(path: Path) -> None:
             with write_atomically(path) as temporary:
                 np.save(temporary, matches)
 
-        self._store_prediction(name, summary, write)
+        self._store_prediction_unless_complete(name, summary, write)
 
     def read_matches(self, name: str) -> NDArray[np.float64]:
         """Read a pair's matched points [M, 2, 3]."""

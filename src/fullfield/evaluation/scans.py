@@ -321,7 +321,7 @@ def register_and_store_missing_pairs(
             "threads": torch.get_num_threads(),
         }
         matches = np.empty((0, 2, 3)) if registration.matched is None else registration.matched
-        run.save_registration(sample.name, summary, matches)
+        run.save_registration_unless_complete(sample.name, summary, matches)
         if run.read_truth_if_current(sample.name, _checksum_pose_and_overlap_settings(dataset, index)) is None:
             _measure_and_store_truth(dataset, run, index, sample)
     return len(missing)

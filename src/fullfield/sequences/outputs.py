@@ -58,7 +58,7 @@ class WritePlan:
     outdated: dict[str, list[int]] = field(default_factory=dict)
     st_maps: list[int] = field(default_factory=list)  # frames that exist, whose ST maps were written from their files
 
-    def format_outdated_frames(self) -> str:
+    def format_outdated_counts_and_reasons(self) -> str:
         """Return the numbers of frames that are made again, with the reasons."""
         return ", ".join(f"{len(frames)} ({reason})" for reason, frames in self.outdated.items())
 
@@ -226,7 +226,7 @@ class Output:
         )
         records, plan = Records(self.records_folder), WritePlan(list(numbers))
         if not overwrite:
-            plan = self._plan_from_records(settings, numbers, inputs, start, records)
+            plan = self._plan_missing_and_outdated_from_records(settings, numbers, inputs, start, records)
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             with suppress(PermissionError):  # a folder may be writable but not readable
                 remove_abandoned_temporary_files(folder)
@@ -281,7 +281,7 @@ class Output:
             if records or read_stamp_if_exists(path) == before:
                 return records
 
-    def _plan_from_records(
+    def _plan_missing_and_outdated_from_records(
         self,
         settings: Mapping[str, Any],
         numbers: Sequence[int],
@@ -338,7 +338,7 @@ class Output:
         notes = self._settings_file.read_if_exists()
         return None if notes is None or not notes.get("source") else str(notes["source"])
 
-    def read_settings(self) -> dict[str, Any]:
+    def read_and_check_settings(self) -> dict[str, Any]:
         """Return the settings of the run that wrote the files, by the notes beside them; empty without notes.
 
         Raises:

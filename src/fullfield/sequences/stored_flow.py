@@ -72,7 +72,7 @@ class StoredFlow:
         if has_number_field(source):
             self._frame_files = find_frame_files(source)
             self.numbers = list(self._frame_files.files)
-            self._settings = Output(str(self._frame_files.pattern)).read_settings()
+            self._settings = Output(str(self._frame_files.pattern)).read_and_check_settings()
         self.reference: int | None = self._settings.get("reference")
         path = self.path(self.numbers[0])
         if not path.lower().endswith(tuple(FLOW_SUFFIXES)):
