@@ -115,7 +115,7 @@ def run_command(args: argparse.Namespace) -> int:
     from fullfield.estimators.bars import measure_picture_size
 
     methods.limit_cpu_threads(args.threads)
-    choice.start_compiling_in_second_process()
+    choice.start_compiling_refinement_in_second_process()
     names = {"frame1": args.frame1, "frame2": args.frame2, "frames": args.frame1}
     words = {**methods.map_arguments_to_options(args.method), **READING_WORDS, **names}
     with ProgressBar("flow", quiet=args.quiet) as progress, rename_arguments_in_errors(**words):

@@ -72,7 +72,7 @@ class MethodChoice:
         used = {"method": estimator.method, "parameters": dict(estimator.parameters), "backend": estimator.backend}
         return {**used, "requested_method": self.method, "preset": self.preset}
 
-    def start_compiling_in_second_process(self) -> None:
+    def start_compiling_refinement_in_second_process(self) -> None:
         """Compile what the method needs last in a second process; reading and the rest need not wait for it."""
         from fullfield.estimators.refined import RefinedEstimator
 
@@ -86,7 +86,7 @@ class MethodChoice:
         """Check the device, download missing weights, and load or compile the kernels for frames of this size."""
         device = _check.check_device(self.device, "--device")
         estimator = self.estimator  # refuses unsuitable settings before any download
-        self.start_compiling_in_second_process()
+        self.start_compiling_refinement_in_second_process()
         if not hasattr(self.config, "weights"):
             from fullfield.estimators.protocol import prepare_estimator
 

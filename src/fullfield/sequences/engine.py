@@ -28,9 +28,9 @@ from fullfield.sequences.plates import (
     Plate,
     Plates,
     copy_to_pinned_memory,
-    crop_to_display_window,
+    crop_or_pad_to_display_window,
     merge_plate_windows,
-    pad_frame_to_box,
+    pad_frame_to_box_and_fill,
 )
 from fullfield.sequences.results import FrameResult, Problem, StageTimes
 from fullfield.sequences.settings import ShotSettings
@@ -144,7 +144,7 @@ class ShotEngine:
     def __iter__(self) -> Iterator[FrameResult]:
         """Yield one :class:`FrameResult` for each frame, in order."""
         remaining = deque(self._numbers)
-        with ReadAhead(self._read_and_reduce_plate, _count_frame_bytes, threads=self._plates.readers) as reads:
+        with ReadAhead(self._read_reduce_and_pin_plate, _count_frame_bytes, threads=self._plates.readers) as reads:
             reads.enqueue_keys(self._list_input_frames(self._numbers))
             while remaining:
                 number = remaining.popleft()
@@ -178,7 +178,7 @@ class ShotEngine:
 
     # ---- reading
 
-    def _read_and_reduce_plate(self, number: int) -> _ReadFrame:
+    def _read_reduce_and_pin_plate(self, number: int) -> _ReadFrame:
         if self._plates.is_in_range(number) and not self._plates.has_frame(number):
             raise FileNotFoundError(2, "no such file", self._plates.path(number))
         with self.stages.measure("read"):
@@ -187,7 +187,11 @@ class ShotEngine:
             raise InputError(f"{self._plates.path(number)}: expected more than one pixel")
         with self.stages.measure("reduce"):
             grey = shrink_to_grey(
-                *(crop_to_display_window(plate) if self._plates.uses_data_windows else (plate.frame, plate.valid))
+                *(
+                    crop_or_pad_to_display_window(plate)
+                    if self._plates.uses_data_windows
+                    else (plate.frame, plate.valid)
+                )
             )
             lines = () if self._plates.uses_data_windows else measure_constant_lines(plate.frame)
         if self._device.type == "cuda" and not plate.frame.is_pinned():
@@ -281,7 +285,9 @@ class ShotEngine:
             result.tensors[direction] = flow
         if self._refiner is not None:  # backward first: the backward pair of the other direction starts from that flow
             for direction in sorted(self._list_directions_with_flow(result)):
-                self._refine_estimated_direction(result, direction, number, number + settings.offsets[direction])
+                self._refine_direction_or_record_problem(
+                    result, direction, number, number + settings.offsets[direction]
+                )
         if settings.needs_reliability:  # after both directions, from which the backward pairs may start
             for direction in self._list_directions_with_flow(result):
                 self._add_occlusion_and_confidence(result, direction, number, number + settings.offsets[direction])
@@ -298,7 +304,7 @@ class ShotEngine:
     def _list_directions_with_flow(self, result: FrameResult) -> list[str]:
         return [name for name in self._settings.offsets if name not in (*result.shot_ends, *result.missing)]
 
-    def _refine_estimated_direction(self, result: FrameResult, direction: str, number: int, other: int) -> None:
+    def _refine_direction_or_record_problem(self, result: FrameResult, direction: str, number: int, other: int) -> None:
         pair = (number, other, self._get_pixel_grid_frame(number))
         if pair not in self._refined:
             self._refined[pair] = self._refine_flow(result.tensors[direction], result, number, other)
@@ -473,7 +479,7 @@ class ShotEngine:
     def _get_frame_in_box_on_device(self, number: int, grid_frame_number: int) -> _FrameInBox:
         """Return a frame on the grid of another one, on the device."""
         if (number, grid_frame_number) not in self._in_box:
-            frame, valid = pad_frame_to_box(
+            frame, valid = pad_frame_to_box_and_fill(
                 self._get_plate_or_raise(number), self._merge_input_windows(grid_frame_number).data
             )
             on_device = None if valid is None else valid.to(self._device)

@@ -157,7 +157,7 @@ def open_plates(
     """
     explicit = {"transfer": transfer, "part": part, "layer": layer, "alpha": alpha, "window": window, "mask": mask}
     reading = {name: value for name, value in explicit.items() if value is not None}
-    _check_frame_source(source, "source")
+    _check_frame_source_type(source, "source")
     is_known = frames is None or isinstance(frames, Iterable)
     require(is_known, "frames", "a range such as '1001-1100' or a list of numbers", frames)
     if not isinstance(source, (str, os.PathLike)):
@@ -172,11 +172,11 @@ def open_plates_unless_open(frames: str | os.PathLike[str] | Sequence[Frame] | P
     """Return plates as they are, and anything else as :func:`open_plates` opens it."""
     if isinstance(frames, Plates):
         return frames
-    _check_frame_source(frames, "frames")
+    _check_frame_source_type(frames, "frames")
     return open_plates(frames)
 
 
-def _check_frame_source(source: object, name: str) -> None:
+def _check_frame_source_type(source: object, name: str) -> None:
     """Check that ``source`` has a length, so that frames can be chosen from it, and is not bytes."""
     is_source = isinstance(source, (str, os.PathLike, Sequence)) and not isinstance(source, (bytes, bytearray))
     hint = "; for frames that arrive one by one, see docs/live.md" if isinstance(source, Iterator) else ""
@@ -402,7 +402,7 @@ class VideoPlates(Plates):
             self._source.close()
 
 
-def pad_frame_to_box(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tensor, Tensor | None]:
+def pad_frame_to_box_and_fill(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tensor, Tensor | None]:
     """Return the frame in the box (x, y, width, height), and where it is known; elsewhere it is filled."""
     if plate.window is None or plate.window.data == box:
         return plate.frame, plate.valid
@@ -415,7 +415,7 @@ def pad_frame_to_box(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tens
     return fill_unknown_pixels(frame, valid, "frame"), valid
 
 
-def crop_to_display_window(plate: Plate) -> tuple[Tensor, Tensor | None]:
+def crop_or_pad_to_display_window(plate: Plate) -> tuple[Tensor, Tensor | None]:
     """Return the frame on its display window, and where it is known; of a window that is much larger, the frame."""
     if plate.window is None or plate.window.data == plate.window.display:
         return plate.frame, plate.valid

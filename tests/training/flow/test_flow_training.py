@@ -706,7 +706,7 @@ def test_stepper_folds_biases_into_norms(scenes: Scenes) -> None:
     assert not any(model.get_parameter(name).requires_grad for name in names)
     assert all(float(model.get_parameter(name).abs().max()) == 0 for name in names)
     assert model.fnet.bn1.running_mean.abs().max() > 0
-    stepper.restore_model()
+    stepper.restore_gradients_and_uncompile()
     assert all(parameter.requires_grad for parameter in model.parameters())
     frozen = small_network()
     loop.freeze_batch_norm_statistics(frozen)

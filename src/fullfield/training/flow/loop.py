@@ -170,7 +170,7 @@ def train_flow(
         finally:
             model.eval()
             if stepper is not None:
-                stepper.restore_model()
+                stepper.restore_gradients_and_uncompile()
 
 
 def freeze_batch_norm_statistics(model: nn.Module) -> None:

@@ -212,7 +212,7 @@ class TrainingStepper:
         for network in (self.model, self.average.model) if self._normed else ():
             network.fold_biases_into_norms(self._normed)  # type: ignore[operator]
 
-    def restore_model(self) -> None:
+    def restore_gradients_and_uncompile(self) -> None:
         """Let all parameters of the model require their gradients again, and use no compiled code."""
         for bias in self._untrained:
             bias.requires_grad_(True)
@@ -240,7 +240,7 @@ class TrainingStepper:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.ranks.average_tensors_inplace([*gradients, loss, error])
-        self._update_weights_if_finite(gradients, loss, error, step_number, learning_rate, before)
+        self._clip_and_update_weights_if_finite(gradients, loss, error, step_number, learning_rate, before)
 
     def _compute_gradients_loss_and_error(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Compute gradients, loss and error; by a CUDA graph after the first steps."""
@@ -279,7 +279,7 @@ class TrainingStepper:
         log_warning_or_print(f"compiled in {time.perf_counter() - start:.1f} s")
 
     @torch.no_grad()
-    def _update_weights_if_finite(
+    def _clip_and_update_weights_if_finite(
         self,
         gradients: list[Tensor],
         loss: Tensor,
