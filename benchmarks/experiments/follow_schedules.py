@@ -68,9 +68,9 @@ class ObservedTracker(Tracker):
 
     flows: list[Tensor]
 
-    def _find_best_chain(self, frame: Tensor) -> Any:
+    def _match_and_select_best_chain(self, frame: Tensor) -> Any:
         self.flows = []
-        return super()._find_best_chain(frame)
+        return super()._match_and_select_best_chain(frame)
 
     def _match_frames(self, first: Tensor, second: Tensor, starts: tuple[Tensor, ...] | None = None) -> Any:
         match = super()._match_frames(first, second, starts)

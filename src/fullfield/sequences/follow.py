@@ -88,7 +88,7 @@ class _Follower:
         """Add a frame whose motion is stored; without layers it lies behind a cut."""
         self.is_cut_off = self.is_cut_off or not layers
         if self.is_cut_off:
-            self._tracker.skip_frame()
+            self._tracker.skip_frame_and_drop_unneeded()
             return
         self._picture, self._last = shrink_to_grey(plate.frame, plate.valid), number
         self._tracker.restore_frame(self._upload_frame(plate), {name: t.to(self._device) for name, t in layers.items()})
@@ -98,9 +98,9 @@ class _Follower:
         needed = list_needed_source_steps(self._tracker.step + len(frame_numbers))
         return [number for step, number in enumerate(frame_numbers, self._tracker.step) if step in needed]
 
-    def skip_frame(self) -> None:
+    def skip_frame_and_drop_unneeded(self) -> None:
         """Count a frame whose stored motion is not needed."""
-        self._tracker.skip_frame()
+        self._tracker.skip_frame_and_drop_unneeded()
 
     def fill_as_fully_occluded_inplace(self, result: FrameResult) -> None:
         """Fill the result of a frame behind a cut with motion that leads out of the frame."""
@@ -232,7 +232,7 @@ def follow_plates(
                     reads.enqueue_keys(restored)
                     for number in stretch:
                         if number not in restored:
-                            follower.skip_frame()
+                            follower.skip_frame_and_drop_unneeded()
                             continue
                         plate = reads.wait_and_take_item(number)
                         add_plate_versions(number, plate)

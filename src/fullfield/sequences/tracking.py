@@ -143,7 +143,7 @@ class Tracker:
         the frame. Pixels that are not ``valid``, and those that lead to such pixels, are hidden, with no confidence.
         With ``rounds_to_half`` the values are rounded to half precision.
         """
-        match = self._find_best_chain(frame)
+        match = self._match_and_select_best_chain(frame)
         for starts in self._schedule.starts:
             is_chain = starts[self.step % len(starts)] == "chain"
             flows = tuple(_fill_hidden_vectors(field) for field in match) if is_chain else None
@@ -171,15 +171,15 @@ class Tracker:
     def restore_frame(self, frame: Tensor, layers: Mapping[str, Tensor]) -> None:
         """Add the next frame with the layers that :meth:`track_next_frame` returned for it."""
         self._states[self.step] = _TrackedFrame(frame, _convert_layers_to_match(layers))
-        self.skip_frame()
+        self.skip_frame_and_drop_unneeded()
 
-    def skip_frame(self) -> None:
+    def skip_frame_and_drop_unneeded(self) -> None:
         """Count the next frame; its motion must not be a source of frames that are added later."""
         self.step += 1
         needed = list_needed_source_steps(self.step, self._schedule)
         self._states = {step: state for step, state in self._states.items() if step in needed}
 
-    def _find_best_chain(self, frame: Tensor) -> FrameMatch:
+    def _match_and_select_best_chain(self, frame: Tensor) -> FrameMatch:
         best: FrameMatch | None = None
         for source in list_chain_source_steps(self.step, self._schedule):
             state = self._states[source]
