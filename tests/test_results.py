@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import runpy
 import shlex
 from functools import cache
@@ -76,13 +75,33 @@ def test_owed_commands_have_their_options() -> None:
 
 def test_pages_mark_results_older_than_code() -> None:
     script = load_script("page_numbers")
-    owed = json.loads((ROOT / "benchmarks" / "owed.json").read_text("utf-8"))
-    older = {name.removesuffix(".json") for name, entry in owed.items() if OLDER in entry["why"]}
-    for page in script["PAGES"]:
-        text = (ROOT / page).read_text("utf-8")
-        expressions = " ".join(content for _, content in script["MARKER"].findall(text))
-        shown = [name for name in sorted(older) if re.search(rf"\b{name}\b", expressions)]
-        assert not shown or OLDER in text, f"{page} shows {', '.join(shown)}"
+    older = script["older_results"]()
+    unmarked = {
+        page: names
+        for page in (*script["PAGES"], *script["NOTES"])
+        if (names := script["unmarked_results"]((ROOT / page).read_text("utf-8"), older, page in script["NOTES"]))
+    }
+    assert unmarked == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_notebook", "expected"),
+    [
+        ("It takes 4 ms. <!-- = a_h200[\"x\"] -->", False, ["a_h200"]),
+        (f"It takes 4 ms ({OLDER}). <!-- = a_h200[\"x\"] -->", False, []),
+        (f"It takes 4 ms ({OLDER}).\n\nAnd 5 ms. <!-- = a_h200[\"x\"] -->", False, ["a_h200"]),
+        ("It takes 4 ms ([stored](results/a_h200.json)).", False, ["a_h200"]),
+        ("All of it: [stored](results/a_h200.json).", False, []),
+        (f"Times, {OLDER}:\n\n| a |\n| --- |\n| 4 ms <!-- = a_h200[\"x\"] --> |", False, []),
+        (f"| a |\n| --- |\n| 4 ms <!-- = a_h200[\"x\"] --> |\n\nH200, {OLDER}.", False, []),
+        (f"In ms ([stored](results/a_h200.json)):\n\n| a |\n| --- |\n| 4 |\n\nH200 ({OLDER}).", False, []),
+        ("On 30 November 4 ms ([stored](results/a_h200.json)).", True, []),
+        ("On 30 November 4 ms ([stored](results/a_h200.json)).", False, ["a_h200"]),
+        ("It takes 4 ms. <!-- = other_h200[\"x\"] -->", False, []),
+    ],
+)  # fmt: skip
+def test_unmarked_results_reads_each_paragraph(text: str, is_notebook: bool, expected: list[str]) -> None:
+    assert load_script("page_numbers")["unmarked_results"](text, ["a_h200"], is_notebook) == expected
 
 
 def test_missing_conditions_requires_repeats_and_spread() -> None:

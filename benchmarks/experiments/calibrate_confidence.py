@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.experiments import build_program_parser
 from benchmarks.experiments.score_methods import DATA, RESULT
 from benchmarks.shared_pairs import shared_pairs
 from benchmarks.stored import state_conditions
@@ -114,6 +115,7 @@ def reliability(confidence: Tensor, error: Tensor) -> dict[str, Any]:
 
 def main() -> int:
     """Print the constants and store the tables."""
+    build_program_parser(__doc__).parse_args()
     found = samples()
     stored: dict[str, Any] = {
         "what": "fullfield-s, refined: confidence against a true error under 1 px, each scene judged by the others",

@@ -13,7 +13,6 @@ scenes is tried. --dense also times the description of these clouds, one point p
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.experiments import build_program_parser
 from benchmarks.shared_pairs import data_folder
 from benchmarks.stored import state_conditions
 from fullfield.io import read_point_cloud
@@ -187,7 +187,7 @@ def line(name: str, method: str, row: dict[str, Any]) -> str:
 
 def main() -> int:
     """Register all pairs with both descriptors, print and store the results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = build_program_parser(__doc__)
     parser.add_argument("weights", metavar="WEIGHTS")
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS), help="[all]")
     parser.add_argument("--seen", nargs="*", choices=PAIRS, default=[], help="pairs that it was trained on")

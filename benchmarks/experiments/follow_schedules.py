@@ -10,7 +10,6 @@ was right: what a perfect choice among them would find.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from multiprocessing import get_context
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.experiments import follow_shots
+from benchmarks.experiments import build_program_parser, follow_shots
 from benchmarks.stored import environment
 from fullfield._check import check_device
 from fullfield.estimators.estimation import build_estimator
@@ -115,7 +114,7 @@ def score_schedule(
 
 def main() -> None:
     """Score the schedules, and store the scores."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = build_program_parser(__doc__)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

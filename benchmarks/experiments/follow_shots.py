@@ -10,7 +10,6 @@ a video, whose frames are followed to its end and back: errors where the truth i
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.experiments import build_program_parser
 from benchmarks.stored import state_conditions
 from fullfield._check import check_device
 from fullfield.estimators.estimation import build_estimator
@@ -175,7 +175,7 @@ def measure_size(height: int, width: int, device: torch.device, count: int = 48)
 
 def main() -> None:
     """Score the shots, and store the scores."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = build_program_parser(__doc__)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])

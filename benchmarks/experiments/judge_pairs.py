@@ -34,6 +34,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.experiments import build_program_parser
 from benchmarks.shared_pairs import FrameFiles, data_folder, shared_pairs
 from fullfield import InputError
 from fullfield.cli.argtypes import (
@@ -133,7 +134,7 @@ def style_of(text: str) -> tuple[SceneStyle, float]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of this command."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = build_program_parser(__doc__)
     made.add_argument("--network", choices=[*RAFTS, OURS], default="raft-small")
     made.add_argument("--init", type=Path, metavar="WEIGHTS", help="start from this file of weights instead")
     made.add_argument("--mixture", nargs="+", default=MIXED, metavar="STYLE=SHARE")

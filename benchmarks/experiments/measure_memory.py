@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.experiments import build_program_parser
 from benchmarks.stored import RESULTS, state_conditions
 from fullfield.io.files import write_atomically
 
@@ -74,7 +75,7 @@ def measure_in_new_process(method: str, sizes: Sequence[tuple[int, int]]) -> dic
 
 def main() -> None:
     """Measure all methods and sizes, or one as a worker."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = build_program_parser(__doc__)
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     words = parser.parse_args().worker
     if words:

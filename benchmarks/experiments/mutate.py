@@ -14,7 +14,6 @@ a test; those that change no result are listed in HARMLESS with the reason, and 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import os
@@ -29,6 +28,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+from benchmarks.experiments import build_program_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "fullfield"
@@ -256,7 +257,7 @@ def found(fault: Fault, copy: Path, notes: Notes, workers: int) -> bool:
 
 def main() -> int:
     """Run the check; 1 if more faults survive than allowed."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = build_program_parser(__doc__)
     made.add_argument("--count", type=int, default=40)
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--missed", type=int, default=2, help="faults that may survive [2]")

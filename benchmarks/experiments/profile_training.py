@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.experiments import build_program_parser
 from fullfield.cli.argtypes import parse_update_count_or_range, parse_wxh_as_height_width
 from fullfield.models.weights import build_random_model
 from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneStyle
@@ -115,7 +116,7 @@ def measure(text: str, args: argparse.Namespace, source: Mixture, result: dict[s
 
 def main() -> None:
     """Measure all cases and write the result."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = build_program_parser(__doc__)
     parser.add_argument("--cases", nargs="+", required=True, metavar="NETWORK:UPDATES")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=32)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import fullfield
+from benchmarks.experiments import build_program_parser
 from benchmarks.shared_pairs import data_folder, shared_pairs
 from benchmarks.stored import RESULTS, environment
 from fullfield.estimators import RefinedEstimator
@@ -50,8 +51,11 @@ def estimated(first: Path, second: Path, method: str, passes: int | None = None,
     return fullfield.estimate(first, second, refined)
 
 
-def main(wanted: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Estimate, score, store after every method, and print the verdict."""
+    parser = build_program_parser(__doc__)
+    parser.add_argument("methods", nargs="*", metavar="METHOD", help="method [all]")
+    wanted: list[str] = parser.parse_args(arguments).methods
     unknown = [name for name in wanted if name not in METHODS]
     if unknown:
         print(f"expected some of {', '.join(METHODS)}, got {', '.join(unknown)}", file=sys.stderr)
@@ -94,4 +98,4 @@ def main(wanted: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

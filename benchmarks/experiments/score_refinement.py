@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.experiments import build_program_parser
 from benchmarks.experiments.calibrate_confidence import sparsification
 from benchmarks.experiments.score_methods import DATA, RAFT, RESULT
 from benchmarks.shared_pairs import shared_pairs
@@ -125,6 +126,7 @@ def precision_and_f1(score: Tensor, hidden: Tensor, threshold: float) -> tuple[f
 
 def main() -> int:
     """Score every pair with every network, and store the scores."""
+    build_program_parser(__doc__).parse_args()
     found: dict[str, dict[str, dict[str, Any]]] = {network: {} for network in NETWORKS}
     for group, name, pair in known():
         for network, by_group in found.items():

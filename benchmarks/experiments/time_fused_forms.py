@@ -8,7 +8,6 @@ events; memory is the most that one call allocates.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, relu
 
+from benchmarks.experiments import build_program_parser
 from benchmarks.harness import event_clock
 from benchmarks.stored import state_conditions
 from fullfield.io.files import write_atomically
@@ -109,7 +109,7 @@ def time_point_norm(points: int, channels: int, dtype: torch.dtype) -> Iterator[
 
 def main(arguments: list[str] | None = None) -> None:
     """Time all forms and store the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_program_parser(__doc__)
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSON")
     args = parser.parse_args(arguments)
     if not torch.cuda.is_available():

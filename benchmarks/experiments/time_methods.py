@@ -12,7 +12,6 @@ the other, since each keeps a network that is prepared for the size.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -26,6 +25,7 @@ import torch
 from torch.nn.functional import interpolate
 
 import fullfield
+from benchmarks.experiments import build_program_parser
 from benchmarks.harness import event_clock
 from benchmarks.shared_pairs import data_folder, shared_pairs
 from benchmarks.stored import RESULTS, state_conditions
@@ -104,7 +104,7 @@ def time_on_gpu() -> dict[str, dict[str, dict[str, Any]]]:
 
 def main() -> None:
     """Time every form and store the times."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_program_parser(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("-o", "--output", type=Path, help="[benchmarks/results/auto_DEVICE.json]")
     arguments = parser.parse_args()

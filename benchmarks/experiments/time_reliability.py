@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from benchmarks.experiments import build_program_parser
 from benchmarks.shared_pairs import data_folder, shared_pairs
 from benchmarks.stored import RESULTS, state_conditions
 from fullfield.estimators.estimation import build_estimator, estimate
@@ -47,6 +48,7 @@ def time_method(method: str) -> dict[str, list[float]]:
 
 def main() -> None:
     """Time all methods and store the times."""
+    build_program_parser(__doc__).parse_args()
     torch.set_num_threads(1)
     result = {
         "what": "processor seconds of estimate() for one pair on one thread, without and with reliability=True",

@@ -14,20 +14,25 @@ its suffix) and of whole numbers. ``pick(rows, name="cuda")`` returns the one ob
 ``row(results, label, name)`` the row of a case. ``in`` names files of code that hold the numbers, such as limits and
 defaults. A number has to equal one of them in the digits that the page shows. Not read are code, the targets of links,
 and what a script writes.
+
+Where benchmarks/owed.json calls a result older than the code, the paragraph that shows its numbers has to say so in
+these words. For a table the paragraph before or after it may, for one that ends with a colon the next two; in the
+notebooks a commit or a date will do.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from benchmarks.stored import RESULTS, stored_result  # noqa: E402  the benchmarks read their results
+from benchmarks.stored import OLDER, OWED, RESULTS, stored_result  # noqa: E402  the benchmarks read their results
 
 DEFINITIONS = ("conventions.md", "formats.md")  # of metrics and files; nothing on them was measured
 PAGES = (
@@ -42,6 +47,9 @@ UNITS = (
 NUMBER = r"(?<![\w.,²³⁄/^×:-])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
 MEASURED = re.compile(rf"({NUMBER}(?:(?: to | and | or | / |, | ± | against |–){NUMBER})*){UNITS}")
 SCORE = re.compile(rf"(?:error|recall|precision)(?: is| of| was)? ({NUMBER})")
+NOTES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks" / "notes").glob("*.md")))
+STATE = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{7,12}\b|\b20\d\d-\d\d-\d\d\b|\b\d+ November\b|\bNovember 20\d\d\b")
+"""Commit or date of a run, as notebooks name it."""
 MARKER = re.compile(r"<!-- (=|in) (.*?) -->", re.DOTALL)
 CODE_SUFFIXES = {".py", ".cu", ".cuh", ".json"}
 
@@ -132,10 +140,39 @@ def unsupported(block: str) -> list[str]:
     return result
 
 
+def older_results() -> list[str]:
+    """Return the names of the stored results that are older than their code."""
+    owed = json.loads(OWED.read_text("utf-8"))
+    return [name.removesuffix(".json") for name, entry in owed.items() if OLDER in entry["why"]]
+
+
+def unmarked_results(text: str, older: Iterable[str], is_notebook: bool = False) -> list[str]:
+    """Return those of the ``older`` results whose numbers a text shows without saying that they are older."""
+    paragraphs = re.split(r"\n\s*\n", re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE))
+    found = []
+    for index, paragraph in enumerate(paragraphs):
+        shown = re.sub(r"<!--.*?-->", "", paragraph, flags=re.DOTALL).strip()
+        near = [paragraph]
+        if shown.startswith("|"):
+            near = paragraphs[max(index - 1, 0) : index + 2]
+        elif shown.endswith(":"):
+            near = paragraphs[index : index + 3]
+        if any(OLDER in each.lower() for each in near) or (is_notebook and STATE.search(paragraph)):
+            continue
+        expressions = " ".join(content for _, content in MARKER.findall(paragraph))
+        where = paragraph if measured_numbers(paragraph) or shown.endswith(":") else expressions
+        found += [name for name in older if re.search(rf"\b{name}\b", where)]
+    return found
+
+
 def problems(page: str) -> list[str]:
-    """Return one line for each block of a page with numbers that are not stored."""
-    lines = []
-    for block in written_blocks((ROOT / page).read_text("utf-8")):
+    """Return one line for each block of a page with numbers that are not stored, and for each unmarked result."""
+    text = (ROOT / page).read_text("utf-8")
+    unmarked = unmarked_results(text, older_results(), is_notebook=page in NOTES)
+    lines = [f"{page}: {name} is {OLDER}, and its paragraph does not say so" for name in unmarked]
+    if page in NOTES:  # notebooks keep numbers that no result holds
+        return lines
+    for block in written_blocks(text):
         try:
             numbers = unsupported(block)
         except (ValueError, LookupError, TypeError, NameError, SyntaxError, OSError, ArithmeticError) as error:
@@ -147,7 +184,7 @@ def problems(page: str) -> list[str]:
 
 def main(pages: list[str]) -> int:
     """Print the numbers without a source; return the exit code."""
-    lines = [line for page in pages or PAGES if (ROOT / page).is_file() for line in problems(page)]
+    lines = [line for page in pages or (*PAGES, *NOTES) if (ROOT / page).is_file() for line in problems(page)]
     print("\n".join(lines) or "every number of the pages is stored")
     return int(bool(lines))
 
