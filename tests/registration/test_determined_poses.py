@@ -206,6 +206,8 @@ def test_register_names_shear_bend_and_repeated_steps(kind: str, seed: int, word
         ("symmetric hall", 82064),  # the other pose is found only by a fit that reaches far
         ("symmetric hall", 89064),  # by votes about the right axis; there, end walls hold only the best pose
         ("symmetric hall", 710053),  # likewise, with a little less that looks alike
+        ("symmetric hall", 95152),  # only boxes hold the other pose along the hall, where its fit slips
+        ("symmetric hall", 740054),  # two cells share the votes for its half turn
         ("stepped", 79259),
         ("stepped", 83061),  # a tenth contradicts every pose
         ("tunnel", 0),

@@ -191,7 +191,7 @@ def test_verdict_requires_score_ratio_and_overlap() -> None:
     assert good.score == pytest.approx(6.75)
     assert good.accepted
     assert good.reason is None
-    sure = Doubts(0.0, 0.0, is_deformed=False)
+    sure = Doubts(0.0, 0.0, is_doubtful=False)
     assert (
         0.5
         < estimate_confidence(good, sure._replace(distinctive_contradiction=0.05))
@@ -201,7 +201,7 @@ def test_verdict_requires_score_ratio_and_overlap() -> None:
     assert estimate_confidence(good, sure._replace(rival=0.8)) < estimate_confidence(good, sure)
     assert estimate_confidence(good._replace(agreeing_fraction=0.2), sure) < estimate_confidence(good, sure)
     assert estimate_confidence(good._replace(inliers=9000), sure) == 0.99  # certain it never is
-    assert estimate_confidence(good._replace(inliers=9000), sure._replace(is_deformed=True)) < 0.9
+    assert estimate_confidence(good._replace(inliers=9000), sure._replace(is_doubtful=True)) < 0.9
     assert estimate_confidence(good, sure._replace(distinctive_contradiction=1.0)) < 0.1
     assert good._replace(limits=LEARNED_LIMITS).accepted
     weak = good._replace(inliers=9)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fullfield.registration.contacts import convert_to_rotation_matrix
 from fullfield.registration.descriptors import Floats
 
 CORRELATED = 28.0
@@ -54,6 +55,13 @@ class Observability(NamedTuple):
         """Return the motions that are far less determined than most: the likely reason of a pose that is refused."""
         is_weak = self.significance < _MIN_RELATIVE * np.median(self.significance)
         return self._separate_slides_and_turns(self.directions[is_weak])
+
+    def build_motion(self, motion: Floats) -> Floats:
+        """Return the rigid transform [4, 4] of a motion [6] in the coordinates of :attr:`directions`."""
+        transform = np.eye(4)
+        transform[:3, :3] = rotation = convert_to_rotation_matrix(motion[:3] / self.radius)
+        transform[:3, 3] = self.center - rotation @ self.center + motion[3:]
+        return transform
 
     def _separate_slides_and_turns(self, motions: Floats) -> tuple[FreeDirection, ...]:
         if not len(motions):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from fullfield.registration.contacts import (
     Agreement,
@@ -25,14 +26,14 @@ from fullfield.registration.contacts import (
     refine_pose_on_planes,
 )
 from fullfield.registration.descriptors import Floats, Ints
-from fullfield.registration.observability import measure_observability
+from fullfield.registration.observability import Observability, measure_observability
 from fullfield.registration.ransac import apply_transform, search_pose_hypotheses
 from fullfield.registration.scan import Scan
 from fullfield.registration.windows import Windows
 
 _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 """Significance, or share of points that look alike in one pose only, that decides between two; they are added."""
-_EQUAL = 1.0  # margin below which the clouds do not decide
+_EQUAL, _NEARLY_EQUAL = 1.0, 2.0  # margins below which the clouds do not decide, and below which a doubt remains
 _SILENT, _CLOSE, _STEPS = 1.0, 1.5, 2  # significance and margin of poses of which several make a scene of equal steps
 _DECISIVE, _DECISIVE_IN_EACH = 2.0, 1.2  # significance, and that of patches in each cloud, with which surfaces decide
 _DECISIVE_ALONE = 2.5  # significance without such patches
@@ -45,7 +46,8 @@ _ELSEWHERE = 6.0  # distance from a point from which its copies are looked for
 _COPIED, _TRIPLES, _MOTIONS = 600, 10_000, 6  # points, RANSAC's triples and results of the match with itself
 _THRESHOLD = 1.5  # of RANSAC
 _SIMILAR, _VOTING_CELL, _VOTER_CELL = 10, 3.0, 5.0  # partners of a point, edges of cells of shifts and of their voters
-_SHIFTS_WITHOUT_TURN = 4  # that are looked at; one for each turn
+_SHIFTS_WITHOUT_TURN, _HALF_TURN_SHIFTS = 4, 8  # that are looked at; two of those of a half turn are compared
+_MAX_HALF_TURN_TRACE = -0.99
 _AXIS_STEPS = 5  # until the main normals settle
 _ANGLES = np.radians((60, 72, 90, 120, 144, 180, 216, 240, 270, 288, 300))
 _SAMPLED, _SCREENED = 800, 300  # points for a fit, and for a look whether it is worth one
@@ -55,6 +57,8 @@ _MIN_AGREEING_FRACTION = 0.65  # of the near points, whose normals agree
 _WIDE_REACHES, _REACHES = (4.0, 4.0, 3.5, 3.0), (3.0, 2.5, 2.0, 2.0, 2.0)  # of a fit to few points, and to more
 _MIN_TOUCHING, _MIN_CONSTRAINT, _MOST = 20, 0.1, 0.6
 """Points whose constraints are measured, the weakest one over that of the best pose, and confirmed share without it."""
+_WEAK = 0.2  # of the best pose's weakest constraint: directions in which a fit to planes may slip
+_SLIDES = (1.0, 8), (0.5, 1)  # voxels of a step, and the most of such steps, along a direction
 _DETERMINED, _PER_MARGIN = 4.0, 30.0
 """Significance of a weakest constraint that is no noise, and over the margin of a rival that counts by itself."""
 _MIN_DISTANCE, _SAME, _SAME_BASIN = 4.0, 2.0, 1.0
@@ -91,6 +95,11 @@ class Rival(NamedTuple):
         return self.confirmed_ratio >= _MIN_CONFIRMED and self.margin < _EQUAL and not self.is_refuted
 
     @property
+    def is_nearly_equal(self) -> bool:
+        """Return whether the clouds decide against this pose, but not clearly."""
+        return self.confirmed_ratio >= _MIN_CONFIRMED and self.margin < _NEARLY_EQUAL
+
+    @property
     def is_close(self) -> bool:
         """Return whether only descriptors speak against this pose, and not clearly."""
         return self.confirmed_ratio >= _MIN_CONFIRMED and self.margin < _CLOSE and self.significance < _SILENT
@@ -120,10 +129,14 @@ def find_rivals(
     planes, sampled_rows = Planes.from_scan(target), comparison.list_sampled_indices(_STEP)
     sampled_agreement = best_agreement.select_points(sampled_rows)
     motions = _find_motions_onto_copies(windows.points[0], target, seed)
-    best_constraint = _measure_weakest_constraint(
-        best_transform, source, target, best_agreement.confirmed & best_agreement.is_surrounded
+    best_observability = _measure_observability(
+        best_transform, source, planes, best_agreement.confirmed & best_agreement.is_surrounded
     )
-    rivals, compared = list[Rival](), list[Floats]()
+    best_constraint = _take_weakest_constraint(best_observability)
+    contest = _Contest(
+        best_transform, source, planes, comparison, best_agreement, sampled_agreement, windows, best_constraint
+    )
+    rivals, compared, unsettled = list[Rival](), list[Floats](), list[tuple[Rival, Observability]]()
     for candidate in (*known_poses, *(motion @ best_transform for motion in motions)):
         if not _is_plausible_pose(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
             continue
@@ -136,22 +149,98 @@ def find_rivals(
         ):
             continue
         compared.append(refined)
-        preview = comparison(refined, _STEP)
-        previewed = _compare_rival_with_best(refined, preview, sampled_agreement, points_per_flag=_STEP)
-        is_refuted = preview.contradicted_fraction > _NOT_SYMMETRIC and previewed.margin > _CLEAR
+        contradicted_fraction, previewed = contest.preview_pose(refined)
+        is_refuted = contradicted_fraction > _NOT_SYMMETRIC and previewed.margin > _CLEAR
         if is_refuted or previewed.confirmed_ratio < _MIN_PREVIEWED:
             continue
-        agreement = comparison(refined)
-        rival = _compare_rival_with_best(refined, agreement, best_agreement)
-        if rival.margin < _CLEAR:
-            rival = _compare_rival_with_best(refined, agreement, best_agreement, windows)
-        if rival.confirmed_ratio < _MOST:
-            constraint = _measure_weakest_constraint(refined, source, target, agreement.confirmed)
-            is_determined = constraint >= max(_DETERMINED, _PER_MARGIN * rival.margin)
-            if constraint < _MIN_CONSTRAINT * best_constraint and not is_determined:
-                continue
-        rivals.append(rival)
+        rival, observability = contest.compare_pose(refined)
+        if contest.is_constrained(rival, observability):
+            rivals.append(rival)
+        if rival.margin < _CLEAR and observability is not None and contest.has_slipped(observability):
+            unsettled.append((rival, observability))
+    if select_equal_rivals(rivals) or any(rival.is_better for rival in rivals):
+        return rivals
+    for rival, observability in sorted(unsettled, key=lambda entry: entry[0].margin):
+        trial_rival = contest.slide_rival(rival, observability)
+        if trial_rival is not None:
+            return [*rivals, trial_rival]
     return rivals
+
+
+class _Contest(NamedTuple):
+    """Best pose, with which rivals are compared."""
+
+    best_transform: Floats
+    source: Scan
+    planes: Planes  # of the target
+    comparison: SurfaceComparison
+    best_agreement: Agreement
+    sampled_agreement: Agreement  # of every _STEP-th point
+    windows: Windows
+    best_constraint: float
+
+    def preview_pose(self, transform: Floats) -> tuple[float, Rival]:
+        """Compare every :data:`_STEP`-th point; also return the share of contradicted ones."""
+        agreement = self.comparison(transform, _STEP)
+        rival = _compare_rival_with_best(transform, agreement, self.sampled_agreement, points_per_flag=_STEP)
+        return agreement.contradicted_fraction, rival
+
+    def compare_pose(self, transform: Floats) -> tuple[Rival, Observability | None]:
+        """Compare all points; also return how they determine a rival that is not clearly refuted."""
+        agreement = self.comparison(transform)
+        rival = _compare_rival_with_best(transform, agreement, self.best_agreement)
+        if rival.margin < _CLEAR:
+            rival = _compare_rival_with_best(transform, agreement, self.best_agreement, self.windows)
+        if rival.margin >= _CLEAR and rival.confirmed_ratio >= _MOST:
+            return rival, None
+        return rival, _measure_observability(transform, self.source, self.planes, agreement.confirmed)
+
+    def is_constrained(self, rival: Rival, observability: Observability | None) -> bool:
+        """Return whether confirmed points determine a rival, or are so many that one free motion does not matter.
+
+        Walls of two rooms, back to back, confirm many points, but leave several motions free.
+        """
+        if observability is not None and (observability.significance < _DETERMINED).sum() > 1:
+            return False
+        return (
+            rival.confirmed_ratio >= _MOST
+            or _take_weakest_constraint(observability) >= _MIN_CONSTRAINT * self.best_constraint
+            or self.is_determined(rival, observability)
+        )
+
+    def is_determined(self, rival: Rival, observability: Observability | None) -> bool:
+        """Return whether confirmed points determine a rival clearly, however many they are."""
+        return _take_weakest_constraint(observability) >= max(_DETERMINED, _PER_MARGIN * rival.margin)
+
+    def has_slipped(self, observability: Observability) -> bool:
+        """Return whether a single direction is hardly determined: a fit to planes may have slipped along it."""
+        return bool((observability.significance < _WEAK * self.best_constraint).sum() == 1)
+
+    def slide_rival(self, rival: Rival, observability: Observability) -> Rival | None:
+        """Move a rival along the direction that touching surfaces determine least; return it where it becomes equal.
+
+        A fit to planes slips there: few points hold it, and some of them touch another surface than their own. But what
+        it confirms and contradicts shows where it belongs.
+        """
+        direction = observability.directions[observability.significance.argmin()]
+        transform, margin = rival.transform, self.preview_pose(rival.transform)[1].margin
+        for step, max_count in _SLIDES:
+            for displacement in (step, -step):
+                motion, count = observability.build_motion(displacement * direction), 0
+                while count < max_count:
+                    trial = motion @ transform
+                    trial_margin = self.preview_pose(trial)[1].margin
+                    if trial_margin >= margin:
+                        break
+                    transform, margin, count = trial, trial_margin, count + 1
+                if count:
+                    break
+        distance = compute_rms_distance_between_poses(transform, self.best_transform, self.source.points)
+        if margin >= _CLOSE or distance < _MIN_DISTANCE or transform is rival.transform:
+            return None
+        trial_rival, trial_observability = self.compare_pose(transform)
+        is_equal = trial_rival.is_equal and self.is_determined(trial_rival, trial_observability)
+        return trial_rival if is_equal else None
 
 
 def select_equal_rivals(rivals: Sequence[Rival]) -> list[Rival]:
@@ -203,15 +292,21 @@ def _compare_rival_with_best(
     return Rival(transform, confirmed, significance, unlike, patches)
 
 
-def _measure_weakest_constraint(transform: Floats, source: Scan, target: Scan, is_confirmed: Flags) -> float:
-    """Return the significance of the direction that confirmed points [N + M] determine least in a pose."""
+def _measure_observability(
+    transform: Floats, source: Scan, planes: Planes, is_confirmed: Flags
+) -> Observability | None:
+    """Return how confirmed points [N + M] determine a pose; None with too few."""
     rows = np.flatnonzero(is_confirmed[: len(source.points)])
     if len(rows) < _MIN_TOUCHING:
-        return 0.0
+        return None
     points = apply_transform(transform, source.points[rows])
-    partner = find_nearest_points(target.points, points)[1]
+    partner = find_nearest_in_tree(planes.tree, points)[1]
     normals = source.normals[rows] @ transform[:3, :3].T
-    return float(measure_observability(points, normals, target.normals[partner]).significance.min())
+    return measure_observability(points, normals, planes.normals[partner])
+
+
+def _take_weakest_constraint(observability: Observability | None) -> float:
+    return 0.0 if observability is None else float(observability.significance.min())
 
 
 def _is_plausible_pose(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> bool:
@@ -241,7 +336,7 @@ def _find_motions_onto_copies(source_points: Floats, target: Scan, seed: int) ->
     unlikeness[_compute_squared_distances(target.points[rows], target.points) < _ELSEWHERE**2] = np.inf
     ends = target.points[rows], target.points[unlikeness.argmin(1)]
     hypotheses = search_pose_hypotheses(*ends, _THRESHOLD, iterations=_TRIPLES, seed=seed, max_count=_MOTIONS)
-    partners = np.argpartition(unlikeness, _SIMILAR, axis=1)[:, :_SIMILAR]
+    partners = torch.topk(torch.from_numpy(unlikeness), _SIMILAR, largest=False, sorted=False).indices.numpy()
     voted = _find_motions_by_votes(target, rows, partners)
     return [hypothesis.transform for hypothesis in hypotheses] + voted
 
@@ -263,14 +358,40 @@ def _find_motions_by_votes(target: Scan, rows: Ints, partners: Ints) -> list[Flo
         ballots = ballots[np.diff(ballots, prepend=-1) > 0] // len(rows)
         starts = np.flatnonzero(np.diff(ballots, prepend=-1))
         votes = np.diff(starts, append=len(ballots))
-        for start in starts[np.argsort(-votes, kind="stable")[: 1 if number else _SHIFTS_WITHOUT_TURN]]:
-            cell = np.array(np.unravel_index(ballots[start], shape))
-            x, y, z = shifts - (shifts.min(1) + (cell + 0.5) * _VOTING_CELL)[:, None]
-            is_near = x * x + y * y + z * z <= _VOTING_CELL**2
+        is_half_turn = np.trace(rotation) < _MAX_HALF_TURN_TRACE
+        count = _HALF_TURN_SHIFTS if is_half_turn else 1 if number else _SHIFTS_WITHOUT_TURN
+        middles = [
+            shifts.min(1) + (np.array(np.unravel_index(ballots[start], shape)) + 0.5) * _VOTING_CELL
+            for start in starts[np.argsort(-votes, kind="stable")[:count]]
+        ]
+        for middle in _select_supported_shifts(middles, shifts, voters) if is_half_turn else middles:
             motion = np.eye(4)
-            motion[:3, :3], motion[:3, 3] = rotation, np.median(shifts[:, is_near], axis=1)
+            motion[:3, :3], motion[:3, 3] = rotation, np.median(shifts[:, _find_nearby_shifts(shifts, middle)], axis=1)
             motions.append(motion)
     return motions
+
+
+def _select_supported_shifts(middles: list[Floats], shifts: Floats, voters: Ints) -> list[Floats]:
+    """Return the two of some ``middles`` [3], moved to the mean of the ``shifts`` [3, N] around, with most voters.
+
+    Cells cut a cluster of shifts in two, but not the sphere around its mean.
+    """
+    candidates = list[tuple[int, Floats]]()
+    for middle in middles:
+        mean = shifts[:, _find_nearby_shifts(shifts, middle)].mean(1)
+        is_nearby = _find_nearby_shifts(shifts, mean)
+        candidates.append((int(np.count_nonzero(np.bincount(voters[is_nearby]))), mean))
+    selected = list[Floats]()
+    for _, mean in sorted(candidates, key=lambda entry: -entry[0]):
+        if all(np.linalg.norm(mean - other) > 2 * _VOTING_CELL for other in selected):
+            selected.append(mean)
+    return selected[:2]
+
+
+def _find_nearby_shifts(shifts: Floats, middle: Floats) -> Flags:
+    """Return which ``shifts`` [3, N] lie in the sphere of a cell around a middle."""
+    x, y, z = shifts - middle[:, None]
+    return np.asarray(x * x + y * y + z * z <= _VOTING_CELL**2)
 
 
 def _compute_cell_numbers_and_grid_shape(coordinates: Floats, cell_size: float) -> tuple[Ints, tuple[int, ...]]:

@@ -153,11 +153,11 @@ def _search_pose_and_check_retry(
     report(0.95, "judging")
     evidence, pose = weighed[0]
     other_poses += [other for _, other in weighed[1:]]
-    objection, pose, is_deformed = _judge_pose_or_better_rival(pair, evidence, pose, other_poses, search)
+    objection, pose, is_doubtful = _judge_pose_or_better_rival(pair, evidence, pose, other_poses, search)
     if pose is not weighed[0][1]:
         evidence = pair.rank_poses_by_evidence([pose])[0][0]
     confidence = estimate_confidence(
-        evidence, _measure_doubts(pair, evidence, pose, other_poses, is_deformed=is_deformed)
+        evidence, _measure_doubts(pair, evidence, pose, other_poses, is_doubtful=is_doubtful)
     )
     if objection is None and confidence < _MIN_CONFIDENCE:
         reason = f"the best pose is uncertain: {_describe_uncertainty(evidence)}"
@@ -185,7 +185,7 @@ def _search_pose_and_check_retry(
 
 
 def _measure_doubts(
-    pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list[Floats], *, is_deformed: bool
+    pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list[Floats], *, is_doubtful: bool
 ) -> Doubts:
     agreement = pair.compare(pose)
     matched_points = pair.matched_points
@@ -202,7 +202,7 @@ def _measure_doubts(
     return Doubts(
         measure_distinctive_contradiction(agreement, pair.source, pair.target),
         max(inliers, default=0) / max(evidence.inliers, 1),
-        is_deformed,
+        is_doubtful,
     )
 
 
@@ -284,7 +284,7 @@ class _Judgement(NamedTuple):
 
     objection: Objection | None
     pose: Floats  # the pose, or a rival that is better
-    is_deformed: bool = False
+    is_doubtful: bool = False  # where nothing speaks against the pose
 
 
 def _judge_pose_or_better_rival(
@@ -334,7 +334,8 @@ def _judge_pose_or_better_rival(
         reason = "two poses fit equally well: the scene repeats itself"
         chance = min(1 / (1 + len(equal)), BELOW_HALF)
         return _Judgement(Objection(reason, "repetition", max_confidence=chance, alternatives=equal), pose)
-    return _Judgement(None, pose, deformation.is_deformed)
+    is_doubtful = deformation.is_deformed or any(rival.is_nearly_equal for rival in rivals)
+    return _Judgement(None, pose, is_doubtful)
 
 
 def _find_change_objection(pair: _Pair, pose: Floats, agreement: Agreement, windows: Windows) -> Objection | None:

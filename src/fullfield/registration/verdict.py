@@ -27,7 +27,7 @@ _MIN_SIGN, _MAX_SIGN = 0.05, 20.0  # ratios to the limits beyond which nothing c
 _MAX_RIVAL = 1.2
 _WEIGHTS = np.array([2.42, 1.90, -0.59, -0.36, 0.0])
 _MAX_CONFIDENCE = 0.99
-_MAX_DEFORMED_CONFIDENCE = 0.89
+_MAX_DOUBTFUL_CONFIDENCE = 0.89
 MAX_CONTRADICTION = 0.25
 """Largest share of points that the other cloud contradicts, among those that it confirms or contradicts."""
 
@@ -104,7 +104,7 @@ class Doubts(NamedTuple):
 
     distinctive_contradiction: float  # share of contradicted points, among those that look least like the others
     rival: float  # inliers of the best different hypothesis, over the pose's
-    is_deformed: bool  # whether the clouds differ in shape, as reconstructions or changed copies do
+    is_doubtful: bool  # whether the clouds differ in shape, as changed copies do, or another pose is nearly as good
 
 
 def list_confidence_features(evidence: Evidence, doubts: Doubts) -> Floats:
@@ -120,7 +120,7 @@ def estimate_confidence(evidence: Evidence, doubts: Doubts) -> float:
     benchmarks/cases/registration/calibration.py fits it; docs/registration.md has its data and errors.
     """
     logit = float(list_confidence_features(evidence, doubts) @ _WEIGHTS)
-    max_confidence = _MAX_DEFORMED_CONFIDENCE if doubts.is_deformed else _MAX_CONFIDENCE
+    max_confidence = _MAX_DOUBTFUL_CONFIDENCE if doubts.is_doubtful else _MAX_CONFIDENCE
     return float(np.clip(1 / (1 + np.exp(-logit)), 0.0, max_confidence))
 
 
