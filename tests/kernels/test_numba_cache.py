@@ -107,6 +107,36 @@ def test_numba_cache_is_shared_by_concurrent_processes(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("numba-*/*.compiled"))) == 1
 
 
+def test_numba_cache_is_shared_by_two_kinds_of_processor(tmp_path: Path) -> None:
+    other = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    both = [start([FEW], str(tmp_path), FULLFIELD_QUIET="1", **more) for more in ({}, other, {}, other)]
+    assert [finish(process) for process in both] == [(FOUND, "")] * 4
+    for more in ({}, other):  # an index that one lost to the other is completed here
+        assert finish(start([FEW], str(tmp_path), FULLFIELD_QUIET="1", **more)) == (FOUND, "")
+    (index,) = tmp_path.glob("numba-*/*/few_kernels.halves*.nbi")
+    assert len(list(index.parent.glob("few_kernels.halves*.nbc"))) == 2
+
+
+def test_numba_cache_keeps_code_apart_when_indices_are_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    kind = numba_cache._create_checksummed_file_class(())
+    one, other = (kind(str(tmp_path), "kernel", 1) for _ in range(2))
+    save_code = one._save_data
+
+    def save_after_other(name: str, data: Any) -> None:
+        monkeypatch.setattr(other, "_load_index", dict)  # as it was before the first had written
+        other.save(("types", "other processor"), "other code")
+        save_code(name, data)
+
+    monkeypatch.setattr(one, "_save_data", save_after_other)
+    one.save(("types", "processor"), "code")
+    monkeypatch.undo()
+    assert one.load(("types", "processor")) in ("code", None)
+    assert one.load(("types", "other processor")) == "other code"
+
+
 def test_numba_cache_skips_unwritable_folders(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
 _CHECKSUM = 32  # bytes of SHA-256
+_KEY_DIGITS = 12
 _SAID = set[str]()
 
 
@@ -130,6 +131,10 @@ def _create_checksummed_file_class(read_only_folders: tuple[Path, ...]) -> Any:
 
     class ChecksummedFile(IndexDataCacheFile):  # type: ignore[misc]  # numba has no types
         def save(self, key: Any, data: Any) -> None:
+            # numba numbers a function's files. Two processes that write at once would give two processors' code one
+            # number, so the name has the processor and the types in it.
+            digest = hashlib.sha256(repr(key).encode()).hexdigest()[:_KEY_DIGITS]
+            self._data_name_pattern = f"{self._base}.{digest}.{{number:d}}.nbc"
             try:
                 super().save(key, data)
             except OSError as error:  # a full disk; the code itself is there
