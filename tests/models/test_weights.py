@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from fullfield import SetupError
 from fullfield._kernels.cache_folder import iterate_candidate_cache_folders
 from fullfield.models import RAFT, RAFTConfig, fetch_weights, load_weights, weights
 from fullfield.models.downloads import DownloadError
@@ -212,3 +213,17 @@ def test_weights_is_own_refuses_other_owners() -> None:
     for owner, ours in ((os.getuid(), True), (0, True), (os.getuid() + 1, False)):
         path = SimpleNamespace(stat=lambda owner=owner: SimpleNamespace(st_uid=owner))
         assert weights._is_owned_by_this_user(path) is ours  # type: ignore[arg-type]
+
+
+def test_missing_or_damaged_file_of_package_is_setup_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packaged = find_cached_weights(WEIGHTS["fullfield-s"])
+    assert packaged is not None
+    content = packaged.read_bytes()
+    monkeypatch.setattr(weights, "__file__", str(tmp_path / "weights.py"))
+    with pytest.raises(SetupError, match=r"weights: .*fullfield_s.safetensors: missing from this installation"):
+        load_weights("fullfield-s")
+    (tmp_path / packaged.name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(SetupError, match=r"fullfield_s.safetensors: "):
+        load_weights("fullfield-s")
+    (tmp_path / packaged.name).write_bytes(content)
+    assert load_weights("fullfield-s").config.name == "fullfield-s"

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fullfield import _check
-from fullfield._check import InputError
+from fullfield._check import InputError, SetupError
 from fullfield._kernels.cache_folder import iterate_candidate_cache_folders, try_create_private_folder
 from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract_zip_member
 from fullfield.models.raft.config import RAFTConfig
@@ -444,6 +444,7 @@ def find_weights_origin(model: str, source: str | os.PathLike[str] | WeightsEntr
     Raises:
         MissingFileError: if the file does not exist.
         InputError: if the entry is unknown or another model's.
+        SetupError: if a file of the package is missing.
     """
     if source is None:
         _check.require(model in DEFAULTS, "weights", f"a file for {model}, which has no published weights", "None")
@@ -469,7 +470,10 @@ def find_weights_origin(model: str, source: str | os.PathLike[str] | WeightsEntr
         raise InputError(
             f"weights: expected some for {model}, got {entry.name}, which is for {', '.join(entry.models)}"
         )
-    return WeightsOrigin(entry.name, entry, find_cached_weights(entry))
+    cached = find_cached_weights(entry)
+    if entry.packaged and (cached is None or not cached.is_file()):
+        raise SetupError(f"weights: {cached}: missing from this installation; install fullfield again")
+    return WeightsOrigin(entry.name, entry, cached)
 
 
 def load_weights(
@@ -491,6 +495,7 @@ def load_weights(
 
     Raises:
         InputError: if the model, the name or the file does not fit.
+        SetupError: if an entry's file is missing from the package, or damaged.
         OSError: if the file cannot be read or downloaded.
     """
     is_new = isinstance(model, (str, NetworkArchitecture))
@@ -500,8 +505,14 @@ def load_weights(
         _check.require(is_new, "weights", "a file or an entry for a model that exists", repr(RANDOM))
         return chosen
     path = origin.fetch(progress).path
-    if path is not None:
+    if path is None:
+        return chosen
+    try:
         chosen.load_checkpoint(path)
+    except InputError as error:
+        if is_new and origin.entry is not None:  # a file that the caller did not choose
+            raise SetupError(str(error)) from None
+        raise
     return chosen
 
 
