@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import threading
 from dataclasses import replace
@@ -89,6 +90,29 @@ def test_estimate_accepts_pil_images() -> None:
     assert torch.equal(read_or_convert_frame(palette), read_or_convert_frame(np.asarray(palette.convert("RGB"))))
     sixteen = image.fromarray(arrays[0][..., 0].astype(np.uint16) * 257)
     assert torch.equal(read_or_convert_frame(sixteen), eight[0][:1] / 255)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "PPM", "TIFF"])
+def test_estimate_names_damaged_pil_image(kind: str) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = (SCENE.frame1 * 255).clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+    whole, file = image.fromarray(pixels), io.BytesIO()
+    whole.save(file, kind)
+    damaged = image.open(io.BytesIO(file.getvalue()[: len(file.getvalue()) // 2]))
+    refuses(r"frame2: expected a PIL image that can be decoded, got", estimate, whole, damaged, **FAST)
+
+
+def test_estimate_takes_pil_images_as_their_pixels_lie(tmp_path: Path) -> None:
+    image, ops = pytest.importorskip("PIL.Image"), pytest.importorskip("PIL.ImageOps")
+    tags = image.Exif()
+    tags[0x112] = 6  # to be turned by 90 degrees
+    path = tmp_path / "sideways.jpg"
+    image.new("RGB", (40, 20)).save(path, exif=tags)
+    assert read_or_convert_frame(path).shape == (3, 40, 20)
+    assert read_or_convert_frame(image.open(path)).shape == (3, 20, 40)
+    assert read_or_convert_frame(ops.exif_transpose(image.open(path))).shape == (3, 40, 20)
+    by_hand = image.open(path).rotate(-90, expand=True)  # PIL keeps the tag, so it may not be read here
+    assert read_or_convert_frame(by_hand).shape == (3, 40, 20)
 
 
 def test_estimate_batch_equals_singles() -> None:

@@ -48,9 +48,9 @@ def read_or_convert_frame(
 
     Args:
         frame: a path of an image file; an array [H, W], [H, W, 1] or [H, W, 3] (a fourth channel, alpha, is ignored);
-            a PIL image; or a tensor [C, H, W] with C = 1 or 3. Arrays and tensors may have a batch dimension of one in
-            front. Integers are uint8 or uint16 and divided by their maximum; floats (half, single, double) are taken
-            as they are and must be finite.
+            a PIL image, as its pixels lie; or a tensor [C, H, W] with C = 1 or 3. Arrays and tensors may have a batch
+            dimension of one in front. Integers are uint8 or uint16 and divided by their maximum; floats (half, single,
+            double) are taken as they are and must be finite.
         name: name of the frame in messages.
         transfer: encoding of the values, as for :func:`fullfield.io.read_frame`; for arrays and tensors ``"auto"`` is
             ``"srgb"``.
@@ -257,9 +257,7 @@ def _check_and_unwrap_into_source(
     frame: Any, name: str, transfer: str, color_order: str, reading: dict[str, Any]
 ) -> _FrameSource:
     if type(frame).__module__.partition(".")[0] == "PIL" and hasattr(frame, "mode"):
-        if frame.mode not in _PIL_MODES:
-            frame = frame.convert("L" if frame.mode in ("1", "LA", "La") else "RGB")
-        frame = np.asarray(frame)
+        frame = _convert_pil_image_to_array(frame, name)
     if isinstance(frame, (np.ndarray, Tensor)) and frame.ndim == 4:
         count = frame.shape[0]
         _check.require(count == 1, name, "one frame (estimate_batch takes several)", f"a batch of {count}")
@@ -269,6 +267,19 @@ def _check_and_unwrap_into_source(
     is_file = isinstance(frame, (str, os.PathLike))
     _check.require(not is_file or color_order == "rgb", "color_order", "'rgb' for a file", repr(color_order))
     return _FrameSource(frame, name, transfer, color_order, reading)
+
+
+def _convert_pil_image_to_array(image: PilImage, name: str) -> NDArray[Any]:
+    """Return a PIL image as an array [H, W(, C)]; a file that it has opened is decoded now."""
+    try:
+        if image.mode not in _PIL_MODES:
+            image = image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
+        return np.asarray(image)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - PIL raises almost any kind for damaged files
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{name}: expected a PIL image that can be decoded, got an error of PIL ({reason})") from None
 
 
 def _apply_display_curve_on_cpu_if_needed(pixel_values: Tensor, name: str, transfer: str) -> Tensor:

@@ -177,7 +177,7 @@ def estimate(
 
     Args:
         frame1: a path, a PIL image, an array [H, W(, C)] (uint8, uint16, half, float) or a tensor [C, H, W]; see
-            :func:`fullfield.estimators._frames.read_or_convert_frame`.
+            :func:`fullfield.estimators._frames.read_or_convert_frame`. Only a path is turned by its EXIF orientation.
         frame2: the second frame, of the same size.
         method: a name of :data:`fullfield.estimators.METHODS` (``"ptlflow:dpflow"`` for one of ptlflow's models,
             ``"package.module:Class"`` for an estimator of your own), or an :class:`Estimator`. The parameters up to
