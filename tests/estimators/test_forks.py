@@ -50,3 +50,28 @@ def test_estimate_refuses_forked_child_of_computing_parent(run_measured_script: 
     assert preparation == two_threads
     assert two_threads.startswith("process: was forked after its parent had computed")
     assert "multiprocessing.get_context('spawn'), or compute on the CPU with threads=1" in two_threads
+
+
+LARGE = """
+import os
+import signal
+import warnings
+import torch
+from fullfield import Flow
+
+warnings.simplefilter("ignore", DeprecationWarning)
+torch.set_num_threads(2)
+flow = Flow(torch.rand(2, 300, 400), torch.ones(300, 400, dtype=torch.bool))
+flow.flow.permute(1, 2, 0).contiguous()  # starts PyTorch's threads
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # ends a child that hangs
+    print(flow.numpy().shape, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_flow_numpy_works_in_forked_child_of_computing_parent(run_measured_script: Callable[..., str]) -> None:
+    assert run_measured_script(LARGE) == "(300, 400, 2)\n"

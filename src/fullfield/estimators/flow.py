@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,6 @@ from fullfield.estimators._devices import to_device, to_host
 from fullfield.estimators.bars import Bars
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from fullfield.io.windows import FrameWindow
@@ -110,7 +110,10 @@ class Flow:
 
     def numpy(self) -> NDArray[np.float32]:
         """Return the flow as an array [H, W, 2] on the host."""
-        return to_host(_check.check_not_meta(self.flow, "flow").permute(1, 2, 0).contiguous()).numpy()
+        vectors = _check.check_not_meta(self.flow, "flow").permute(1, 2, 0)
+        if vectors.device.type == "cpu":  # copied by NumPy: PyTorch's threads do not survive a fork
+            return np.ascontiguousarray(vectors.numpy())
+        return to_host(vectors.contiguous()).numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the flow in the format of the suffix; see :func:`fullfield.io.write_flow`.
