@@ -130,8 +130,12 @@ def run(block: str, given: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("page", ["start.md", "compositors.md", "services.md", "point-clouds.md", "live.md"])
 def test_guides_python_runs(page: str, page_folder: Path) -> None:
     assert blocks(page, "python")
-    for block in blocks(page, "python"):
-        run(block, build_variables(page_folder))
+    threads = torch.get_num_threads()
+    try:
+        for block in blocks(page, "python"):
+            run(block, build_variables(page_folder))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_researchers_page_python_runs(page_folder: Path) -> None:
