@@ -118,6 +118,7 @@ def test_doctor_names_purpose_of_each_package(cli: Any, monkeypatch: pytest.Monk
         "small_gicp": "`register`",
         "scipy": "`register`",
         "laspy": "LAS clouds",
+        "lazrs": "LAZ clouds",
     }
     for name in uses:
         monkeypatch.setitem(sys.modules, name, None)
@@ -139,7 +140,7 @@ def test_doctor_lists_purpose_of_every_extra(cli: Any, monkeypatch: pytest.Monke
     assert "pytest" not in found["dev"]["missing"]
     out = cli("doctor").out
     assert "extra         register: missing small_gicp" in out
-    assert f"{build_install_command('register')}; for `register`, and LAS clouds" in out
+    assert f"{build_install_command('register')}; for `register`, LAS and LAZ clouds" in out
     assert all(f"extra         {name}: " in out for name in declared)
 
 

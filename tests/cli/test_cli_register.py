@@ -14,6 +14,8 @@ from fullfield import viz
 from fullfield._kernels.cache_folder import iterate_candidate_cache_folders
 from fullfield.cli import progress
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
+from fullfield.io.point_formats.coordinate_system import CoordinateSystem, SystemRecord
+from fullfield.io.pointcloud import read_coordinate_system
 from fullfield.registration import alignment
 from fullfield.testing import sample_room_scan
 from fullfield.viz import draw_sheet
@@ -160,7 +162,8 @@ def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: 
     printed = ran.json
     ran = cli("register", "--apply", "poses.json", "c.ply", "-o", "moved.ply")
     assert ran.code == 2
-    assert "CLOUD: expected one of a.ply, b.npy, d.ply, whose poses poses.json has, got c.ply" in ran.err
+    assert "CLOUD: expected one of a.ply, b.npy, d.ply, whose poses poses.json has, got c.ply; --apply" in ran.err
+    assert "poses.json:a.ply names the pose to take" in ran.err
     printed["poses"][2]["pose"] = None
     (scans / "refused.json").write_text(json.dumps(printed))
     ran = cli("register", "--apply", "refused.json", "d.ply", "-o", "moved.ply")
@@ -173,6 +176,8 @@ def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: 
     ran = cli("register", "a.ply", "b.npy", "c.ply", "--voxel", "0.1")
     assert ran.code == 3
     assert "c.ply: no accepted pair connects it with a.ply" in ran.out
+    assert "b.npy on a.ply: confidence 0." in ran.out
+    assert ", differs by " in ran.out
     assert "c.ply on a.ply: refused: " in ran.out
     assert "; if both show the same place, try --descriptor learned or --init with a rough pose" in ran.out
     ran = cli("register", "a.ply", "b.npy", "c.ply", "--voxel", "0.1", "--merge", "some.ply")
@@ -180,11 +185,91 @@ def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: 
     assert "some.ply: a.ply and b.npy; without c.ply, which no accepted pair connects" in ran.out
     assert len(read_point_cloud(scans / "some.ply")) == sum(map(len, clouds[:2]))
     ran = cli("register", "a.ply", "c.ply", "c.ply", "--voxel", "0.1", "--merge", "none.ply")
-    assert "none.ply: not written, since no accepted pair connects a.ply with another cloud" in ran.out
-    assert not (scans / "none.ply").exists()
+    assert "none.ply: a.ply" not in ran.out
+    assert "nan" not in ran.out
     ran = cli("register", "a.ply", "b.npy", "d.ply", "-o", "moved.ply")
     assert ran.code == 2
     assert "--output: is for two clouds" in ran.err
+
+
+def test_register_several_clouds_poses_those_that_agree_where_first_does_not(cli: Any, scans: Path) -> None:
+    ran = cli("register", "c.ply", "a.ply", "b.npy", "--voxel", "0.1", "--merge", "all.ply")
+    assert ran.code == 3
+    assert ran.out.startswith("poses in the frame of a.ply, since no accepted pair connects it with c.ply\n")
+    assert "c.ply: no accepted pair connects it with a.ply" in ran.out
+    assert "all.ply: a.ply and b.npy; without c.ply, which no accepted pair connects" in ran.out
+    assert "nan" not in ran.out
+    printed = cli("register", "c.ply", "a.ply", "b.npy", "--voxel", "0.1", "--json").json
+    assert printed["frame"] == "a.ply"
+    assert printed["poses"][0]["pose"] is None
+    assert np.abs(np.linalg.inv(printed["poses"][2]["pose"]) - TRUTH).max() < 0.03
+    merged, first, second = (read_point_cloud(scans / name) for name in ("all.ply", "a.ply", "b.npy"))
+    assert len(merged) == len(first) + len(second)
+    assert np.abs(merged.points[: len(first)] - first.points).max() < 1e-5
+
+
+@pytest.mark.parametrize("is_pair", [True, False])
+def test_register_apply_finds_pose_by_file_name(cli: Any, scene: Path, is_pair: bool) -> None:
+    turned = [[0.0, -1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 2.0], [0.0, 0.0, 1.0, 3.0], [0.0, 0.0, 0.0, 1.0]]
+    printed: dict[str, Any] = {"source": "C:\\thin\\a.ply", "target": "b.ply", "transform": turned}
+    if not is_pair:
+        names = {"b.ply": np.eye(4).tolist(), "C:\\thin\\a.ply": turned, "one/d.ply": turned, "two/d.ply": None}
+        printed = {"poses": [{"cloud": name, "pose": pose} for name, pose in names.items()]}
+    (scene / "poses.json").write_text(json.dumps(printed))
+    (scene / "full").mkdir()
+    for name in ("a.ply", "a.npy", "b.ply", "d.ply", "whatever.ply"):
+        write_point_cloud(scene / "full" / name, np.float64([[1.0, 0.0, 0.0]]))
+    cases = [("", "a.ply", 1), ("", "a.npy", 1), ("", "b.ply", 0), (":C:\\thin\\a.ply", "whatever.ply", 1)]
+    for suffix, name, is_moved in [*cases, (":a.ply", "b.ply", 1), (":b.ply", "a.ply", 0)]:
+        ran = cli("register", "--apply", f"poses.json{suffix}", f"full/{name}", "-o", "moved.ply")
+        assert ran.code == 0, ran.err
+        assert np.allclose(read_point_cloud(scene / "moved.ply").points, [[1, 3, 3] if is_moved else [1, 0, 0]])
+    ran = cli("register", "--apply", "poses.json:x.ply", "full/a.ply", "-o", "moved.ply")
+    assert ran.code == 2
+    assert "--apply poses.json:x.ply: expected one of " in ran.err
+    if not is_pair:
+        said = cli("register", "--apply", "poses.json", "full/d.ply", "-o", "moved.ply").get_refusal()
+        assert "got full/d.ply; its name fits one/d.ply and two/d.ply; --apply poses.json:b.ply names the" in said
+        assert cli("register", "--apply", "poses.json:one/d.ply", "full/d.ply", "-o", "moved.ply").code == 0
+
+
+def test_register_las_outputs_have_coordinate_system_of_frame(cli: Any, scans: Path) -> None:
+    pytest.importorskip("laspy")
+
+    def build_system(name: str) -> CoordinateSystem:
+        return CoordinateSystem((SystemRecord(2112, "WKT", f'LOCAL_CS["{name}"]\0'.encode()),), True)
+
+    clouds = {name: read_point_cloud(scans / name) for name in ("a.ply", "b.npy", "c.ply")}
+    for source, target, name in (("a.ply", "a.las", "site"), ("b.npy", "b.las", "town"), ("a.ply", "s.las", "town")):
+        cloud = PointCloud(clouds[source].points, coordinate_system=build_system(name))
+        write_point_cloud(scans / target, cloud)
+    same, outputs = ("s.las", "b.las", "--voxel", "0.09"), ("-o", "moved.las", "--merge", "both.las")
+    ran = cli("register", *same, *outputs)
+    assert ran.code == 0
+    assert "coordinate systems" not in ran.err
+    for name in ("moved.las", "both.las"):
+        assert read_coordinate_system(scans / name).name == "town"
+    ran = cli("register", "a.las", "b.las", "--voxel", "0.09", *outputs, "--json")
+    note = "fullfield: note: the coordinate systems differ: a.las in site, b.las in town; they are not converted"
+    assert [line for line in ran.err.splitlines() if "differ" in line] == [note]
+    assert read_coordinate_system(scans / "moved.las").name == "town"
+    (scans / "pair.json").write_text(ran.out)
+    assert cli("register", "--apply", "pair.json", "a.las", "-o", "again.las").err.splitlines() == [note]
+    assert read_coordinate_system(scans / "again.las").name == "town"
+    (scans / "b.las").rename(scans / "gone.las")
+    assert cli("register", "--apply", "pair.json", "a.las", "-o", "again.las").err == ""
+    assert read_coordinate_system(scans / "again.las").name == "site"
+    ran = cli("register", "c.ply", "a.las", "b.npy", "--voxel", "0.1", "--merge", "all.las")
+    assert ran.code == 3
+    assert read_coordinate_system(scans / "all.las").name == "site"
+
+
+def test_register_apply_of_unknown_cloud_takes_source_pose(cli: Any, scene: Path) -> None:
+    pose = np.eye(4) + np.outer([1, 0, 0, 0], [0, 0, 0, 5])
+    (scene / "pair:1.json").write_text(json.dumps({"source": "a.ply", "target": "b.ply", "transform": pose.tolist()}))
+    write_point_cloud(scene / "c.ply", np.float64([[1.0, 0.0, 0.0]]))
+    assert cli("register", "--apply", "pair:1.json", "c.ply", "-o", "moved.ply").code == 0
+    assert np.allclose(read_point_cloud(scene / "moved.ply").points, [[6, 0, 0]])
 
 
 @pytest.mark.usefixtures("scans")
@@ -205,6 +290,12 @@ def test_register_advice_matches_refusal_reason(cli: Any, scans: Path) -> None:
         assert "--descriptor" not in said
     said = cli("register", "a.ply", "b.npy", "--voxel", "0.001").err.splitlines()[-1]
     assert "; try a larger --voxel: without the option it is 0." in said
+    np.savetxt(scans / "far.txt", np.eye(4))
+    said = cli("register", "a.ply", "b.npy", "--init", "far.txt").err.splitlines()[-1]
+    assert "not registered: the initial pose is too far off: " in said
+    assert said.endswith("; try leaving --init out")
+    said = cli("register", "a.ply", "c.ply", "--init", "far.txt").err.splitlines()[-1]
+    assert "; if both show the same place, try leaving --init out or --descriptor learned" in said
     np.save(scans / "mm.npy", 1000 * read_point_cloud(scans / "b.npy").points)
     said = cli("register", "a.ply", "mm.npy").err.splitlines()[-1]
     assert "not registered: the target seems " in said

@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from fullfield import InputError
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
-from fullfield.io.pointcloud import as_point_cloud, transform_cloud
+from fullfield.io.point_formats.coordinate_system import CoordinateSystem, SystemRecord
+from fullfield.io.pointcloud import (
+    as_point_cloud,
+    merge_clouds_and_list_dropped_fields,
+    read_coordinate_system,
+    transform_cloud,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -449,6 +455,46 @@ def test_read_point_cloud_bin_refuses_ambiguous_columns(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", rows)
     with pytest.raises(InputError, match=r"only \.bin has columns to name, got columns=5"):
         read_point_cloud(tmp_path / "a.npy", columns=5)
+
+
+WKT = 'PROJCS["WGS 84 / UTM zone 33N",GEOGCS["WGS 84",AUTHORITY["EPSG","4326"]],AUTHORITY["EPSG","32633"]]'
+KEYS = np.array([[1, 1, 0, 2], [1024, 0, 1, 1], [3072, 0, 1, 32633]], "<u2").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("record_id", "content", "is_wkt", "name"),
+    [
+        (2112, WKT.encode() + b"\0", True, "EPSG:32633"),
+        (2112, b'LOCAL_CS["site grid"]\0', True, "site grid"),
+        (2112, b'COMPD_CS["A + B",PROJCS["A"],VERT_CS["B",AUTHORITY["EPSG","5773"]]]', True, "A + B"),
+        (2112, b'LOCAL_CS["large"]' + b" " * 70_000, True, "large"),
+        (34735, KEYS, False, "EPSG:32633"),
+        (34737, b"no code|\0", False, "unknown"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".las", ".laz"])
+def test_write_point_cloud_las_keeps_coordinate_system(
+    tmp_path: Path, suffix: str, record_id: int, content: bytes, is_wkt: bool, name: str
+) -> None:
+    laspy = pytest.importorskip("laspy")
+    if suffix == ".laz":
+        pytest.importorskip("lazrs")
+    system = CoordinateSystem((SystemRecord(record_id, "a description", content),), is_wkt)
+    assert system.name == name
+    write_point_cloud(tmp_path / f"a{suffix}", PointCloud(UTM, coordinate_system=system))
+    with laspy.open(tmp_path / f"a{suffix}") as stream:
+        header = stream.read().header
+    assert header.global_encoding.wkt == is_wkt
+    records = [*header.vlrs, *(header.evlrs or ())]
+    assert (record_id, "LASF_Projection") in [(record.record_id, record.user_id) for record in records]
+    cloud = read_point_cloud(tmp_path / f"a{suffix}")
+    again = transform_cloud(cloud, np.eye(4)).coordinate_system
+    assert again.name == name
+    assert again.records[0].content.rstrip(b"\0") == content.rstrip(b"\0")
+    assert read_coordinate_system(tmp_path / f"a{suffix}") == again
+    assert merge_clouds_and_list_dropped_fields([cloud, cloud])[0].coordinate_system is None
+    write_point_cloud(tmp_path / "a.ply", cloud)
+    assert read_coordinate_system(tmp_path / "a.ply") is None
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".pcd", ".las", ".laz"])

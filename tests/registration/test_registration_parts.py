@@ -218,13 +218,33 @@ def test_verdict_requires_score_ratio_and_overlap() -> None:
         assert refused.reason is not None
 
 
-def test_combine_registrations_leaves_unconnected_clouds_without_pose() -> None:
+ACCEPTED = AcceptedRegistration(np.eye(4), True, None, 0.9, 100, 90, 0.9, 0.01, 0.1)
+REFUSED = RefusedRegistration(None, False, "nothing", 0.1, 100, 3, 0.1, 0.01, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "posed", "frame"),
+    [
+        ([], {0}, 0),
+        ([(1, 0)], {0, 1}, 0),
+        ([(2, 1)], {1, 2}, 1),  # the first cloud is the odd one
+        ([(1, 0), (3, 2)], {0, 1}, 0),
+        ([(3, 0), (2, 1), (4, 2)], {1, 2, 4}, 1),
+    ],
+)
+def test_combine_registrations_poses_largest_group(
+    accepted: list[tuple[int, int]], posed: set[int], frame: int
+) -> None:
     points = np.random.default_rng(0).uniform(0, 10, (200, 3))
-    accepted = AcceptedRegistration(np.eye(4), True, None, 0.9, 100, 90, 0.9, 0.01, 0.1)
-    refused = RefusedRegistration(None, False, "nothing", 0.1, 100, 3, 0.1, 0.01, 0.1)
-    group = combine_registrations([points] * 3, {(1, 0): refused, (2, 0): refused, (2, 1): accepted})
-    assert [pose is None for pose in group.poses] == [False, True, True]
+    pairs = [(source, target) for source in range(5) for target in range(source)]
+    group = combine_registrations([points] * 5, {pair: ACCEPTED if pair in accepted else REFUSED for pair in pairs})
+    assert {number for number, pose in enumerate(group.poses) if pose is not None} == posed
+    assert group.frame == frame
+    assert np.array_equal(group.poses[frame], np.eye(4))
     assert not group.contradictions
+    assert not group.is_complete
+    measured = {(pair.source, pair.target) for pair in group.pairs if not np.isnan(pair.residual)}
+    assert measured == {pair for pair in accepted if set(pair) <= posed}
 
 
 @pytest.mark.parametrize("switches", [1, 2, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +25,9 @@ from fullfield.registration import (
     register,
     register_by_ransac,
 )
+from fullfield.registration.descriptors import find_nearest
 from fullfield.registration.register import Settings, register_clouds
-from fullfield.registration.scan import choose_voxel
+from fullfield.registration.scan import _compute_median_spacing, choose_voxel
 from fullfield.registration.search import _select_distinct_poses
 from fullfield.testing import sample_room_scan
 from refusals import refuses
@@ -127,6 +129,29 @@ def test_register_refines_and_judges_initial_pose(room: tuple[Floats, Floats]) -
     assert lost.candidate is not None
     there = alignment(source, moved(truth, target), lost.candidate, voxel=lost.voxel)
     assert there == pytest.approx((lost.fitness, lost.rmse), rel=1e-6, nan_ok=True)
+
+
+def test_register_names_distant_initial_pose_and_no_reflection(room: tuple[Floats, Floats]) -> None:
+    """A reflection brings more matches together than a pose that is far off, but fewer than the right one."""
+    scan, other = sample_room_scan(3), moved(pose(2), sample_room_scan(3, scan=1))
+    for source, target, init in ((*room, pose(3)), (scan, other, np.eye(4)), (scan, other, pose(5))):
+        lost = register(source, target, init=init)
+        assert lost.cause == "init"
+        assert str(lost.reason).startswith("the initial pose is too far off: it leads to a pose in which ")
+        assert lost.confidence < 0.5
+        assert lost.untried == ()
+
+
+def test_register_initial_pose_of_mirrored_scan_is_compared_with_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = sample_room_scan(3) * (-1.0, 1.0, 1.0)
+    monkeypatch.setattr("fullfield.registration.search._find_distant_start_objection", lambda *_: None)
+    mirrored = register(scan, sample_room_scan(3, scan=1), init=np.eye(4))
+    assert mirrored.cause == "mirror"
+    searched = register(scan, sample_room_scan(3, scan=1))
+    counts = [int(re.search(r"the best pose (\d+)", str(found.reason))[1]) for found in (mirrored, searched)]
+    assert counts[0] >= 0.9 * counts[1]
+    whole = register(sample_room_scan(3), moved(pose(2), sample_room_scan(3, scan=1)), init=pose(3))
+    assert whole.cause == "overlap"
 
 
 def test_register_refuses_different_rooms() -> None:
@@ -250,6 +275,21 @@ def test_read_pose_reads_every_format(tmp_path: Path) -> None:
     for name, data in (("d.txt", b"\xff\xfe 1 2"), ("d.npy", b"\x93NUMPY"), ("d.npy", b"PK\x03\x04")):
         (tmp_path / name).write_bytes(data)
         refuses(name.replace(".", r"\."), read_pose, tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["room", "lattice", "copies", "outlier"])
+def test_compute_median_spacing_of_large_clouds_equals_definition(kind: str) -> None:
+    draw = np.random.default_rng(3)
+    points = {
+        "room": lambda: sample_room_scan(1, 120_000),
+        "lattice": lambda: draw.integers(0, 40, (120_000, 3)).astype(np.float64),
+        "copies": lambda: np.vstack((np.repeat(draw.random((9_000, 3)), 9, axis=0), draw.random((40_000, 3)))),
+        "outlier": lambda: np.vstack((draw.random((110_000, 3)), [1e30, 0.0, 0.0])),
+    }[kind]()
+    sampled = points[np.sort(np.random.default_rng(0).choice(len(points), 2000, replace=False))]
+    distances = find_nearest(points, sampled, 8)[0]
+    nearest = np.where(distances > 0, distances, np.inf).min(1)
+    assert _compute_median_spacing(points) == np.median(nearest[np.isfinite(nearest)])
 
 
 def test_choose_voxel_follows_scale_and_density() -> None:

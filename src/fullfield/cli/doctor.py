@@ -33,10 +33,11 @@ _PACKAGES = {
     "small_gicp": "`register`",
     "scipy": "`register`",
     "laspy": "LAS clouds",
+    "lazrs": "LAZ clouds",
 }
 _EXTRAS = {
     "video": (("av",), "video files and streams: `live`, shots that are videos, videos of the flow"),
-    "register": (("small_gicp", "scipy", "laspy"), "`register`, and LAS clouds"),
+    "register": (("small_gicp", "scipy", "laspy", "lazrs"), "`register`, LAS and LAZ clouds"),
     "ray": (("ray",), "shots on a cluster: `shot --ray`"),
     "export": (("onnx", "onnxruntime", "onnxscript"), "networks as ONNX files: `export`"),
     "bench": (("cv2", "skimage", "matplotlib", "pynvml"), "cameras of `live`, plots, and what benchmarks compare with"),

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +19,16 @@ from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.progress import ProgressBar
-from fullfield.io.files import raise_as_input_errors, write_atomically
+from fullfield.io.files import join_to_one_line, raise_as_input_errors, write_atomically
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES, POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fullfield.io.point_formats.coordinate_system import CoordinateSystem
     from fullfield.registration import Registration
-    from fullfield.registration.group import GroupRegistration
+    from fullfield.registration.group import GroupRegistration, PairResult
 
 NOT_REGISTERED = 3
 """The exit code where no pose is accepted."""
@@ -53,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--columns", type=argtypes.parse_positive_integer, help="float32 numbers of a point in .bin files [by content]"
     )
     parser.add_argument(
-        "--apply", metavar="POSE", help="move the only cloud by its pose: .json of --json, .npy or text"
+        "--apply",
+        metavar="POSE",
+        help="move the only cloud by its pose: .json of --json (FILE.json:NAME: the pose of cloud NAME), .npy or text",
     )
     search = parser.add_argument_group("search")
     search.add_argument(
@@ -117,21 +123,26 @@ def run_command(args: argparse.Namespace) -> int:
                 raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
         if args.output is not None:
             check_lossless(args.output, clouds[0])
+        _note_different_coordinate_systems(args.clouds, [cloud.coordinate_system for cloud in clouds])
         watch.add_lap("load")
         if len(clouds) > 2:
             group = register_group(clouds, settings, progress.build_span_callback(0.1, 0.9))
             watch.add_lap("register")
             return _print_poses_and_write_merged_cloud(args, clouds, group, watch)
-        result = register_clouds(clouds[0], clouds[1], settings, progress.build_span_callback(0.1, 0.7))
+        has_output = any((args.output, args.merge, args.viz))
+        registering = progress.build_span_callback(0.1, 0.7 if has_output else 1.0)
+        result = register_clouds(clouds[0], clouds[1], settings, registering)
         watch.add_lap("register")
+        system = clouds[1].coordinate_system
         if result.success and args.output is not None:
             progress(0.7, f"writing {Path(args.output).name}")
-            io.write_point_cloud(args.output, transform_cloud(clouds[0], result.transform))
+            moved = replace(transform_cloud(clouds[0], result.transform), coordinate_system=system)
+            io.write_point_cloud(args.output, moved)
         if result.success and args.pose is not None:
             _write_pose(args.pose, result.transform)
         if result.success and args.merge is not None:
             _write_merged_cloud_and_note_dropped_fields(
-                args.merge, [transform_cloud(clouds[0], result.transform), clouds[1]]
+                args.merge, [transform_cloud(clouds[0], result.transform), clouds[1]], system
             )
         pose = result.transform if result.success else result.candidate
         drawn = False
@@ -155,7 +166,8 @@ def _check_file_options(args: argparse.Namespace) -> None:
         ("--viz", args.viz, IMAGE_WRITE_SUFFIXES),
         ("--pose", args.pose, (".txt",)),
     )
-    paths.check_input_and_output_files([*inputs, ("--apply", args.apply)], outputs)
+    pose = None if args.apply is None else _split_pose_argument(args.apply)[0]
+    paths.check_input_and_output_files([*inputs, ("--apply", pose)], outputs)
     for name, path in zip(names, args.clouds, strict=True):
         paths.get_checked_suffix(path, name, POINT_SUFFIXES)
     for path in filter(None, (args.output, args.merge)):
@@ -194,45 +206,86 @@ def _read_cloud(path: str, columns: int | None) -> io.PointCloud:
 
 def _write_transformed_cloud(args: argparse.Namespace) -> int:
     """Move one cloud by a known pose."""
-    from fullfield.io.pointcloud import check_lossless, transform_cloud
+    from fullfield.io.pointcloud import check_lossless, read_coordinate_system, transform_cloud
 
-    pose = _read_pose_of_cloud(args.apply, args.clouds[0])
+    pose, frame = _read_pose_and_frame_of_cloud(args.apply, args.clouds[0])
     cloud = _read_cloud(args.clouds[0], args.columns)
     check_lossless(args.output, cloud)
-    io.write_point_cloud(args.output, transform_cloud(cloud, pose))
+    moved = transform_cloud(cloud, pose)
+    if frame is not None and Path(frame).is_file():
+        moved = replace(moved, coordinate_system=read_coordinate_system(frame))
+        _note_different_coordinate_systems((args.clouds[0], frame), (cloud.coordinate_system, moved.coordinate_system))
+    io.write_point_cloud(args.output, moved)
     values = {"source": args.clouds[0], "output": args.output, "points": len(cloud), "transform": pose.tolist()}
     report.print_report(args, values, f"moved {len(cloud)} points")
     return 0
 
 
-def _read_pose_of_cloud(path: str, cloud: str) -> NDArray[np.float64]:
-    """Read a pose, the one of ``cloud`` where the file is what ``register --json`` printed.
+def _split_pose_argument(argument: str) -> tuple[str, str | None]:
+    """Split ``poses.json:NAME`` into the file and the name of the cloud, None without one.
 
-    Of two clouds, the target has no pose of its own: it stays where it is.
+    A drive letter of Windows is followed by a colon as well, so only one behind ``.json`` counts.
+    """
+    match = re.fullmatch(r"(.*?\.json):(.+)", argument, re.IGNORECASE | re.DOTALL)
+    return (argument, None) if match is None or Path(argument).exists() else (match[1], match[2])
+
+
+def _read_pose_and_frame_of_cloud(argument: str, cloud: str) -> tuple[NDArray[np.float64], str | None]:
+    """Read a pose, the one of ``cloud`` or of the named one where the file is what ``register --json`` printed.
+
+    Also return the cloud to whose frame the pose leads, None where the file does not name it. Of two clouds, the target
+    has no pose of its own: it stays where it is. The source's pose serves any other cloud.
     """
     import numpy as np
 
     from fullfield.io.pointcloud import orthonormalize_pose
     from fullfield.registration import read_pose
 
+    path, name = _split_pose_argument(argument)
     if not path.lower().endswith(".json"):
-        return read_pose(path)
+        return read_pose(path), None
     kinds = (OSError, ValueError, LookupError, TypeError, AttributeError)
     with raise_as_input_errors(Path(path), "expected what register --json printed", *kinds):
         printed = json.loads(Path(path).read_text("utf-8"))
-        if "poses" not in printed:
-            pose = printed["transform"]
-            if pose is not None and "target" in printed and _is_same_file(printed["target"], cloud):
-                pose = np.eye(4)
-        else:
+        if "poses" in printed:
             poses = {one["cloud"]: one["pose"] for one in printed["poses"]}
-            names = [name for name in poses if _is_same_file(name, cloud)]
-            if not names:
-                raise InputError(f"CLOUD: expected one of {', '.join(poses)}, whose poses {path} has, got {cloud}")
-            pose = poses[names[0]]
+            frame = printed.get("frame")
+        else:
+            frame = printed.get("target")
+            poses = {printed.get("source", ""): printed["transform"]}
+            if "target" in printed:
+                poses[printed["target"]] = None if printed["transform"] is None else np.eye(4)
+        matches = _select_names_of_cloud(poses, name or cloud)
+        if not matches and name is None and "poses" not in printed:
+            matches = list(poses)[:1]
+        if len(matches) != 1:
+            option = "CLOUD" if name is None else f"--apply {path}:{name}"
+            number = f"; its name fits {' and '.join(matches)}" if matches else ""
+            raise InputError(
+                f"{option}: expected one of {', '.join(poses)}, whose poses {path} has, got {name or cloud}{number}; "
+                f"--apply {path}:{next(iter(poses))} names the pose to take"
+            )
+        pose = poses[matches[0]]
     if pose is None:
-        raise InputError(f"{path}: expected an accepted pose of {cloud}, got none")
-    return orthonormalize_pose(pose, path)
+        raise InputError(f"{path}: expected an accepted pose of {matches[0]}, got none")
+    return orthonormalize_pose(pose, path), frame
+
+
+def _select_names_of_cloud(names: Iterable[str], cloud: str) -> list[str]:
+    """Return which of ``names`` mean ``cloud``: by path, else by file name, else by file name without suffix."""
+    rules: tuple[Callable[[str], bool], ...] = (
+        lambda name: name == cloud,
+        lambda name: _is_same_file(name, cloud),
+        lambda name: _take_file_name(name) == _take_file_name(cloud),
+        lambda name: Path(_take_file_name(name)).stem == Path(_take_file_name(cloud)).stem,
+    )
+    selections = ([name for name in names if is_same(name)] for is_same in rules)
+    return next(filter(None, selections), [])
+
+
+def _take_file_name(path: str) -> str:
+    """Return the last part of a path of any system: poses may have been computed on another one."""
+    return re.split(r"[/\\]", path)[-1]
 
 
 def _is_same_file(first: str, second: str) -> bool:
@@ -244,14 +297,24 @@ def _write_pose(path: str, pose: NDArray[np.float64]) -> None:
         temporary.write_text("".join(f"{' '.join(f'{value:.17g}' for value in row)}\n" for row in pose), "ascii")
 
 
-def _write_merged_cloud_and_note_dropped_fields(path: str, clouds: list[io.PointCloud]) -> None:
-    """Write one cloud of all, and name what only some of them have."""
+def _write_merged_cloud_and_note_dropped_fields(
+    path: str, clouds: list[io.PointCloud], system: CoordinateSystem | None
+) -> None:
+    """Write one cloud of all in the coordinate system of their frame, and name what only some of them have."""
     from fullfield.io.pointcloud import merge_clouds_and_list_dropped_fields
 
     merged, dropped = merge_clouds_and_list_dropped_fields(clouds)
     if dropped:
         report.print_note(f"{path}: without {', '.join(dropped)}, which only some of the clouds have")
-    io.write_point_cloud(path, merged)
+    io.write_point_cloud(path, replace(merged, coordinate_system=system))
+
+
+def _note_different_coordinate_systems(paths: Sequence[str], systems: Sequence[CoordinateSystem | None]) -> None:
+    """Print a note where clouds name different coordinate systems: their units or axes may differ."""
+    names = {path: system.name for path, system in zip(paths, systems, strict=True) if system is not None}
+    if len(set(names.values())) > 1:
+        listed = ", ".join(f"{path} in {join_to_one_line(name, 60)}" for path, name in names.items())
+        report.print_note(f"the coordinate systems differ: {listed}; they are not converted")
 
 
 def _print_poses_and_write_merged_cloud(
@@ -264,11 +327,17 @@ def _print_poses_and_write_merged_cloud(
     left_out = [path for path, pose in zip(args.clouds, group.poses, strict=True) if pose is None]
     is_merged = args.merge is not None and len(posed) > 1
     if is_merged:
-        _write_merged_cloud_and_note_dropped_fields(args.merge, [transform_cloud(cloud, pose) for cloud, pose in posed])
+        system = clouds[group.frame].coordinate_system
+        _write_merged_cloud_and_note_dropped_fields(
+            args.merge, [transform_cloud(cloud, pose) for cloud, pose in posed], system
+        )
     stopwatch.add_lap("write")
+    frame = args.clouds[group.frame]
     lines = list[str]()
+    if group.frame:
+        lines.append(f"poses in the frame of {frame}, since no accepted pair connects it with {args.clouds[0]}")
     for path, pose in zip(args.clouds, group.poses, strict=True):
-        lines.append(path if pose is not None else f"{path}: no accepted pair connects it with {args.clouds[0]}")
+        lines.append(path if pose is not None else f"{path}: no accepted pair connects it with {frame}")
         lines += [" ".join(f"{value:>17.10g}" for value in row) for row in (pose if pose is not None else ())]
     pairs = []
     for pair in group.pairs:
@@ -279,7 +348,7 @@ def _print_poses_and_write_merged_cloud(
         transform = None if one.transform is None else one.transform.tolist()
         pairs.append({"source": source, "target": target, **values, "transform": transform, "residual": pair.residual})
         words = (
-            f"confidence {one.confidence:.3f}, {pair.residual:.4g} away from the poses of all"
+            f"confidence {one.confidence:.3f}, {_describe_residual(pair, frame)}"
             if one.success
             else f"refused: {one.reason}{_suggest_next_step(args, one, (clouds[pair.source], clouds[pair.target]))}"
         )
@@ -291,9 +360,10 @@ def _print_poses_and_write_merged_cloud(
         words = f"; without {' and '.join(left_out)}, which no accepted pair connects" if left_out else ""
         lines.append(f"{args.merge}: {' and '.join(merged)}{words}")
     elif args.merge is not None:
-        lines.append(f"{args.merge}: not written, since no accepted pair connects {args.clouds[0]} with another cloud")
+        lines.append(f"{args.merge}: not written, since no pair of clouds was accepted")
     values = {
         "success": group.is_complete,
+        "frame": frame,
         "poses": [
             {"cloud": path, "pose": None if pose is None else pose.tolist()}
             for path, pose in zip(args.clouds, group.poses, strict=True)
@@ -306,6 +376,12 @@ def _print_poses_and_write_merged_cloud(
     }
     report.print_report(args, values, "\n".join(lines), has_peak_memory=True)
     return 0 if group.is_complete else NOT_REGISTERED
+
+
+def _describe_residual(pair: PairResult, frame: str) -> str:
+    if math.isnan(pair.residual):
+        return f"not connected with {frame}"
+    return f"differs by {pair.residual:.4g} (RMS) from the poses above"
 
 
 def _write_alignment_picture(
@@ -352,6 +428,7 @@ _ADVICE = {
     "shape": "scans without that distortion (calibration, drift of the scanner)",
     "mirror": "the source with one axis negated, if its axes are left-handed",
     "free": "a scan with something across that direction",
+    "init": "leaving --init out",
     "repetition": "a scan that also shows something that is there only once",
 }
 """Advice by the cause of a refusal. The advice for other causes depends on the arguments."""
@@ -376,7 +453,7 @@ def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: S
     if not can_fetch_weights(PUBLISHED):
         preparation = f" ({format_copy_instructions(get_weights_entry(PUBLISHED))} first)"
     options = {"descriptor": f"--descriptor learned{preparation}", "init": "--init with a rough pose"}
-    words = [options[name] for name in result.untried]
+    words = [*(["leaving --init out"] if args.init is not None else []), *(options[name] for name in result.untried)]
     if "init" in result.untried:
         words.append("a third cloud that overlaps both")
     return f"; if both show the same place, try {' or '.join(words)}" if words else ""

@@ -26,6 +26,7 @@ from fullfield.io.files import (
 )
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 from fullfield.io.point_formats import PointCloud, convert_to_float_coordinates, las, pcd, ply, scale_colors_to_uint8
+from fullfield.io.point_formats.coordinate_system import CoordinateSystem
 
 _FINE_ENOUGH = 1e4  # float32 steps below this are under a thousandth
 
@@ -45,6 +46,12 @@ def read_point_cloud(path: PathLike, *, columns: int | None = None) -> PointClou
     if columns is not None:
         raise InputError(f"{file}: only .bin has columns to name, got columns={columns!r}")
     return _READERS[suffix](file)
+
+
+def read_coordinate_system(path: PathLike) -> CoordinateSystem | None:
+    """Return the coordinate system that the file of a cloud names; None where its format names none."""
+    file = Path(check_path(path))
+    return las.read_coordinate_system(file) if file.suffix.lower() in (".las", ".laz") else None
 
 
 def check_lossless(path: PathLike, cloud: PointCloud) -> None:
@@ -97,7 +104,7 @@ def _convert_fields_to_arrays(cloud: PointCloud) -> PointCloud:
         values = attributes[key] = _convert_to_array(values_, name)
         is_valid = values.shape == (len(points),) and values.dtype.kind in "fiub"
         _check.require(is_valid, name, f"real numbers [{len(points)}]", values)
-    return PointCloud(points.points, colors, normals, attributes)
+    return PointCloud(points.points, colors, normals, attributes, cloud.coordinate_system)
 
 
 def _get_checked_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
@@ -156,11 +163,15 @@ def transform_cloud(cloud: PointCloud, transform: NDArray[np.float64]) -> PointC
     normals = cloud.normals
     if normals is not None:
         normals = (normals @ transform[:3, :3].T).astype(normals.dtype)
-    return PointCloud(convert_to_float_coordinates(points), cloud.colors, normals, cloud.attributes)
+    points = convert_to_float_coordinates(points)
+    return PointCloud(points, cloud.colors, normals, cloud.attributes, cloud.coordinate_system)
 
 
 def merge_clouds_and_list_dropped_fields(clouds: Sequence[PointCloud]) -> tuple[PointCloud, list[str]]:
-    """Return one cloud of all points, and the names of what only some of the clouds have, which it leaves out."""
+    """Return one cloud of all points, and the names of what only some of the clouds have, which it leaves out.
+
+    It has no coordinate system, for only the caller knows in whose frame the clouds are.
+    """
     fields: list[dict[str, Any]] = [
         {"colors": cloud.colors, "normals": cloud.normals, **cloud.attributes} for cloud in clouds
     ]
@@ -170,9 +181,9 @@ def merge_clouds_and_list_dropped_fields(clouds: Sequence[PointCloud]) -> tuple[
     if len({str(colors.dtype) for colors in columns.get("colors", [])}) > 1:
         columns["colors"] = [scale_colors_to_uint8(colors) for colors in columns["colors"]]
     joined = {name: np.concatenate(values) for name, values in columns.items()}
-    triples = {name: joined.pop(name, None) for name in _TRIPLES}
+    colors, normals = (joined.pop(name, None) for name in _TRIPLES)
     points = np.concatenate([cloud.points.astype(np.float64) for cloud in clouds])
-    return PointCloud(points, **triples, attributes=joined), [name for name in names if name not in common]
+    return PointCloud(points, colors, normals, joined), [name for name in names if name not in common]
 
 
 _POINTS = ("points", "xyz", "pos", "arr_0")
@@ -204,8 +215,8 @@ def read_npz_cloud(path: Path) -> PointCloud:
         _check_array_shapes(path, selected, shapes)
         arrays = {name: read_npz_array(path, archive, name) for name in names}
     cloud = build_cloud_from_array(arrays.pop(selected), f"{path}: array {selected}")
-    triples = {name: arrays.pop(name, None) for name in _TRIPLES}
-    return PointCloud(cloud.points, **triples, attributes={**cloud.attributes, **arrays})
+    colors, normals = (arrays.pop(name, None) for name in _TRIPLES)
+    return PointCloud(cloud.points, colors, normals, {**cloud.attributes, **arrays})
 
 
 def _check_array_shapes(path: Path, points: str, shapes: dict[str, tuple[int, ...]]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import combinations
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,11 +33,15 @@ class PairResult(NamedTuple):
 
 
 class GroupRegistration(NamedTuple):
-    """Poses of several clouds in the frame of the first."""
+    """Poses of the clouds that accepted pairs connect, in the frame of the first of them.
 
-    poses: tuple[Floats | None, ...]  # [4, 4] each; None where no accepted pair connects a cloud with the first
+    Where there are several such groups, it is the largest one, of equal ones the one with the earliest cloud.
+    """
+
+    poses: tuple[Floats | None, ...]  # [4, 4] each, cloud into frame; None where no accepted pair leads to the group
     pairs: tuple[PairResult, ...]
     contradictions: tuple[PairResult, ...]  # accepted pairs that the others do not confirm; they were left out
+    frame: int  # number of the cloud whose frame the poses lead to; 0 where the group contains the first cloud
 
     @property
     def is_complete(self) -> bool:
@@ -49,6 +53,10 @@ def register_group(
     clouds: Sequence[Any], settings: Settings | None = None, progress: Progress | None = None
 ) -> GroupRegistration:
     """Register all pairs of up to eight clouds, of more each with the next three, and fit one pose to each cloud.
+
+    With more than eight clouds their order matters: neighbours should overlap. The result has ``poses`` (one [4, 4]
+    for each cloud, None where it is not connected), the number ``frame`` of the cloud in whose frame they are, and
+    ``pairs`` and ``contradictions`` with the registration of each pair.
 
     Args:
         clouds: at least two, each as for :func:`fullfield.registration.register`.
@@ -83,12 +91,13 @@ def combine_registrations(
     edges = {pair: registration for pair, registration in registrations.items() if registration.success}
     dropped = dict[tuple[int, int], Registration]()
     while True:
-        poses = _fit_group_poses(corners, edges)
+        frame = _find_largest_group(len(points), edges)[0]
+        poses = _fit_group_poses(corners, edges, frame)
         residuals = {
             pair: _compute_registration_residual(corners, poses, pair, registration) / registration.voxel
             for pair, registration in edges.items()
         }
-        off = {pair: value for pair, value in residuals.items() if not math.isnan(value)}  # NaN: not tied to cloud 0
+        off = {pair: value for pair, value in residuals.items() if not math.isnan(value)}  # NaN: in another group
         worst = max(off.values(), default=0.0)
         if worst <= _CONTRADICTS:
             break
@@ -99,7 +108,16 @@ def combine_registrations(
         pair: PairResult(*pair, registration, _compute_registration_residual(corners, poses, pair, registration))
         for pair, registration in registrations.items()
     }
-    return GroupRegistration(tuple(poses), tuple(results.values()), tuple(results[pair] for pair in dropped))
+    return GroupRegistration(tuple(poses), tuple(results.values()), tuple(results[pair] for pair in dropped), frame)
+
+
+def _find_largest_group(count: int, pairs: Collection[tuple[int, int]]) -> list[int]:
+    """Return the numbers of the clouds in the largest group that ``pairs`` connect, the earliest of equal ones."""
+    groups = [[number] for number in range(count)]
+    for pair in pairs:
+        connected = [group for group in groups if not set(group).isdisjoint(pair)]
+        groups = [group for group in groups if group not in connected] + [sorted(chain.from_iterable(connected))]
+    return max(sorted(groups), key=len)
 
 
 def _compute_core_box_corners(points: Floats) -> Floats:
@@ -122,9 +140,12 @@ def _compute_registration_residual(
     return float(np.sqrt((difference**2).sum(1).mean()))
 
 
-def _fit_group_poses(corners: Sequence[Floats], edges: Mapping[tuple[int, int], Registration]) -> list[Floats | None]:
-    """Return the poses that fit the edges best, in the frame of the first cloud; None where none leads to it."""
-    poses: list[Floats | None] = [np.eye(4), *[None] * (len(corners) - 1)]
+def _fit_group_poses(
+    corners: Sequence[Floats], edges: Mapping[tuple[int, int], Registration], frame: int
+) -> list[Floats | None]:
+    """Return the poses that fit the edges best, in the frame of the cloud ``frame``; None where none leads to it."""
+    poses: list[Floats | None] = [None] * len(corners)
+    poses[frame] = np.eye(4)
     for _ in corners:  # the most certain edges first, as a spanning tree
         for (source, target), registration in sorted(edges.items(), key=lambda edge: -edge[1].confidence):
             first, second = poses[source], poses[target]
@@ -134,7 +155,7 @@ def _fit_group_poses(corners: Sequence[Floats], edges: Mapping[tuple[int, int], 
             if second is None and first is not None and registration.transform is not None:
                 poses[target] = first @ np.linalg.inv(registration.transform)
                 break
-    free = [number for number, pose in enumerate(poses) if number and pose is not None]
+    free = [number for number, pose in enumerate(poses) if number != frame and pose is not None]
     used = [
         (pair, registration.transform, registration.voxel)
         for pair, registration in edges.items()

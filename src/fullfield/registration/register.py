@@ -32,7 +32,8 @@ ITERATIONS = 50_000
 SAMPLES = 5000
 _SCALES = (1.0, 0.75)
 """Multiples of the automatic voxel, tried in turn until a pose is accepted or refused for good."""
-_SEARCHING = 0.8  # share of the progress, before other sizes are tried
+_PROGRESS = ((0.1, 0.7), (0.7, 0.85), (0.85, 1.0))
+"""Parts of the progress: registration at each voxel, and at other sizes. The first is the last one for most pairs."""
 _MAX_VOXELS = 2.0**50
 
 
@@ -55,7 +56,8 @@ def register(
             such as Open3D's. Points that are not finite are left out.
         target: as ``source``.
         voxel: edge of a voxel in the clouds' units; None chooses it from their extent and spacing.
-        init: [4, 4] source into target to start from instead of searching; the verdict stays the same.
+        init: [4, 4] source into target to start from instead of searching; the verdict stays the same. If it is too
+            far off, the reason says so.
         seed: seed of RANSAC's draws. The same seed gives the same result.
         iterations: number of triples that RANSAC draws.
         samples: largest number of matches for RANSAC, drawn at random from all.
@@ -122,6 +124,8 @@ def register_clouds(
     descriptor = load_descriptor_if_learned(settings.descriptor, settings.device)
     clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
     start = None if init is None else orthonormalize_pose(init)
+    if progress is not None and voxel is None:
+        progress(0.0, "choosing the voxel")
     middles = [compute_median_point(points) for points in clouds]
     centred = [points - middle for points, middle in zip(clouds, middles, strict=True)]
     edge = float(voxel) if voxel is not None else choose_voxel(*centred)
@@ -140,7 +144,7 @@ def register_clouds(
     outcomes = []
     scales = _SCALES if voxel is None and not ransac_only else (1.0,)
     for number, scale in enumerate(scales):
-        steps = _Steps(progress, _SEARCHING * number / len(scales), _SEARCHING / len(scales), edge * scale)
+        steps = _Steps(progress, *_PROGRESS[number], edge * scale)
         outcome, may_change = register_at_voxel_size_and_check_retry(centred, edge * scale, search, steps)
         outcomes.append(outcome)
         if not may_change:
@@ -150,8 +154,8 @@ def register_clouds(
     if not best.success and not ransac_only and may_change:
         untried = {"descriptor": descriptor is None, "init": init is None}
         best = replace(best, untried=tuple(name for name, is_open in untried.items() if is_open))
-    if not best.success and not ransac_only:
-        steps = _Steps(progress, _SEARCHING, 1 - _SEARCHING, best.voxel)
+    if not best.success and not ransac_only and best.cause != "init":
+        steps = _Steps(progress, *_PROGRESS[-1], best.voxel)
         best = replace_refusal_if_scale_explains(best, centred, search, steps)
     return _restore_coordinates(best, middles)
 
@@ -196,9 +200,9 @@ def _restore_coordinates(outcome: Registration, centers: list[Floats]) -> Accept
 class _Steps:
     """Callback that reports the steps at one voxel size."""
 
-    def __init__(self, progress: Progress | None, start: float, extent: float, edge: float) -> None:
-        self._progress, self._start, self._extent, self._edge = progress, start, extent, edge
+    def __init__(self, progress: Progress | None, start: float, end: float, edge: float) -> None:
+        self._progress, self._start, self._end, self._edge = progress, start, end, edge
 
     def __call__(self, fraction: float, step: str) -> None:
         if self._progress is not None:
-            self._progress(self._start + self._extent * fraction, f"{step}, voxel {self._edge:.4g}")
+            self._progress(self._start + (self._end - self._start) * fraction, f"{step}, voxel {self._edge:.4g}")

@@ -9,9 +9,9 @@ from fullfield.registration.descriptors import Floats
 from fullfield.registration.observability import FreeDirection
 
 Cause = Literal[
-    "place", "points", "plane", "scale", "shape", "mirror", "free", "contradiction", "repetition", "overlap"
+    "place", "points", "plane", "scale", "shape", "mirror", "free", "contradiction", "repetition", "overlap", "init"
 ]
-"""Kind of a refusal: what the clouds lack, or how they differ."""
+"""Kind of a refusal: what the clouds lack, how they differ, or "init" for an initial pose that is too far off."""
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,9 @@ CELLS = 5000
 """Occupied voxels of the larger cloud: enough for distinctive descriptors, few enough to take seconds."""
 SPACINGS = 1.5
 """Smallest width of a voxel, in typical spacings of the sparser cloud."""
-_SAMPLE = 100_000
+_SAMPLE, _SPACING_SAMPLE = 100_000, 2000
+_COPIES, _BOUND_QUANTILE = 8, 0.75
+_HASH_BITS, _HASHED = 22, 1_000_000  # size of the table of cells, and points that are looked up at once
 _ROUNDS = 8
 
 
@@ -154,12 +156,39 @@ def _sample_points(points: Floats, max_points: int = _SAMPLE) -> Floats:
 
 def _compute_median_spacing(points: Floats) -> float:
     """Return the median distance from a point to the nearest other one."""
-    sampled = _sample_points(points, 2000)
-    distances, _ = find_nearest(points, sampled, min(len(points), 8))
+    sampled = _sample_points(points, _SPACING_SAMPLE)
+    if len(points) > _SAMPLE:
+        # A tree of millions of points takes seconds, and the neighbours in a part of them bound the distances.
+        bounds = _measure_nearest_distances(_sample_points(points), sampled)
+        reach = float(np.sort(bounds)[int(_BOUND_QUANTILE * len(bounds))])
+        if np.isfinite(reach):
+            distances = _measure_nearest_distances(_select_points_around(sampled, points, reach), sampled)
+            distances = distances[np.isfinite(distances)]
+            if (distances <= reach).sum() > len(distances) / 2 + 1:  # those beyond are wrong, but not in the middle
+                return float(np.median(distances))
+    distances = _measure_nearest_distances(points, sampled)
+    distances = distances[np.isfinite(distances)]
+    return float(np.median(distances)) if len(distances) else 0.0
+
+
+def _select_points_around(centers: Floats, points: Floats, reach: float) -> Floats:
+    """Return all of ``points`` within ``reach`` of a center, and some others: cells are told apart by a hash."""
+    table, offsets = np.zeros(1 << _HASH_BITS, bool), np.indices((3, 3, 3)).reshape(3, -1).T - 1
+    chunks = np.array_split(points, -(-len(points) // _HASHED))
+    with np.errstate(over="ignore", invalid="ignore"):  # points at no distance that makes sense
+        table[_hash_cells((np.floor(centers / reach).astype(np.int64)[:, None] + offsets).reshape(-1, 3))] = True
+        kept = [chunk[table[_hash_cells(np.floor(chunk / reach).astype(np.int64))]] for chunk in chunks]
+    return np.concatenate(kept)
+
+
+def _hash_cells(cells: Ints) -> Ints:
+    mixed: Ints = cells @ np.array((73_856_093, 19_349_663, 83_492_791))
+    return mixed & ((1 << _HASH_BITS) - 1)
+
+
+def _measure_nearest_distances(points: Floats, sampled: Floats) -> Floats:
+    """Return the distance [M] from each sampled point to the nearest at another place, infinite with eight copies."""
+    distances, _ = find_nearest(points, sampled, min(len(points), _COPIES))
     distances[distances <= 0.0] = np.inf
-    nearest_distances = distances.min(1)
-    return (
-        float(np.median(nearest_distances[np.isfinite(nearest_distances)]))
-        if np.isfinite(nearest_distances).any()
-        else 0.0
-    )
+    nearest: Floats = distances.min(1)
+    return nearest

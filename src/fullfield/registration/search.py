@@ -292,6 +292,9 @@ def _judge_pose_or_better_rival(
 ) -> _Judgement:
     """Return what speaks against the pose, None if nothing does, and the pose, or a rival that is better."""
     for switches in range(_MAX_SWITCHES + 1):
+        distant = _find_distant_start_objection(pair, evidence, search)
+        if distant is not None:
+            return _Judgement(distant, pose)
         mirrored = _find_reflection_objection(pair, evidence, search)
         if mirrored is not None:
             return _Judgement(mirrored, pose)
@@ -399,11 +402,27 @@ def _find_free_motion_objection(pair: _Pair, pose: Floats, *, is_refused: bool =
     return Objection(f"{' and '.join(map(str, free))} changes nothing", "free", free_directions=free)
 
 
+def _find_distant_start_objection(pair: _Pair, evidence: Evidence, search: Search) -> Objection | None:
+    """Return an objection where refinement from the initial pose misses a pose that a search finds."""
+    if evidence.accepted or search.start is None:
+        return None
+    best = _find_best_by_ransac(pair.matched_points, search)
+    searched = None if best is None else _refine_poses(pair, [best[0]], _REACHES)[0][0]
+    if searched is None or not searched.accepted:
+        return None
+    return Objection(
+        f"the initial pose is too far off: it leads to a pose in which {evidence.inliers} of {evidence.matches} "
+        f"matches agree, a search to one in which {searched.inliers} do",
+        "init",
+    )
+
+
 def _find_reflection_objection(pair: _Pair, evidence: Evidence, search: Search) -> Objection | None:
-    """Return an objection where a reflection brings far more matches together than the pose.
+    """Return an objection where a reflection brings far more matches together than any pose.
 
     FPFH cannot tell left from right, so a mirrored scan matches, and its walls and floor alone make a rigid pose that
-    looks right. But then the reflection agrees with far more.
+    looks right. But then the reflection agrees with far more. An initial pose may have led to a pose that is not the
+    best one, so then the reflection is compared with the pose of a search as well.
     """
     mirrored = pair.matched_points
     mirrored[:, 0] *= (-1.0, 1.0, 1.0)
@@ -412,9 +431,15 @@ def _find_reflection_objection(pair: _Pair, evidence: Evidence, search: Search) 
     min_reflected = 0.0 if evidence.accepted else max(_MIN_REFLECTED, _MIN_REFLECTED_FRACTION * evidence.matches)
     if reflected < max(_MIRRORED * evidence.inliers, min_reflected):
         return None
+    inliers = evidence.inliers
+    if search.start is not None:
+        searched = _find_best_by_ransac(pair.matched_points, search)
+        inliers = max(inliers, 0 if searched is None else searched[1])
+    if reflected < _MIRRORED * inliers:
+        return None
     return Objection(
         f"one cloud looks like a mirror image of the other: a reflection brings {reflected} of {evidence.matches} "
-        f"matches together, the best pose {evidence.inliers}",
+        f"matches together, the best pose {inliers}",
         "mirror",
         is_certain=evidence.accepted,
     )

@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import join_to_one_line, raise_as_input_errors
+from fullfield.io.point_formats.coordinate_system import CoordinateSystem
 
 _COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
 _NORMALS = (("nx", "ny", "nz"), ("normal_x", "normal_y", "normal_z"))
@@ -26,6 +27,7 @@ class PointCloud:
     colors: NDArray[Any] | None = None  # [N, 3] uint8, uint16 or float (0 to 1), as stored
     normals: NDArray[Any] | None = None  # [N, 3] float
     attributes: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # name -> [N], all other columns
+    coordinate_system: CoordinateSystem | None = None  # of a LAS file that names one; other formats do not store it
 
     def __len__(self) -> int:
         return len(self.points)

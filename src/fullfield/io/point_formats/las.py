@@ -7,6 +7,8 @@ tables 3, 7 and 24; the fields up to byte 227 are those of every version before)
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from fullfield._check import InputError, SetupError
 from fullfield.io.files import describe_error, join_to_one_line, refuse_implausible_inflated_size, require_nonempty_file
 from fullfield.io.point_formats import PointCloud, scale_colors_to_uint16
+from fullfield.io.point_formats.coordinate_system import RECORD_IDS, CoordinateSystem, SystemRecord
 
 _STEP = 1e-4
 _SHORTEST = 227
@@ -23,12 +26,31 @@ _LONGEST = 375
 _RECORD_HEADER, _EXTENDED_HEADER = 54, 60
 _COMPRESSED = 0xC0  # the bits of the point format's number that LAZ sets
 _LAZ_RATIO = 4096
+_PROJECTION = "LASF_Projection"  # user of the records of a coordinate system
+_MAX_RECORD_BYTES = 65535
 _LAYERS = {6: 9, 7: 10, 8: 11, 9: 10, 10: 12}  # of LAZ, by the point format
 _ROWS = {6: 30, 7: 36, 8: 38, 9: 59, 10: 67}
 
 
 def read_las(path: Path) -> PointCloud:
     """Read a LAS or LAZ file."""
+    with _open_las(path) as stream:
+        rows = stream.read()
+        if len(rows.points) != rows.header.point_count:
+            raise InputError(f"{path}: truncated LAS file: {len(rows.points)} of {rows.header.point_count} points")
+        return _build_cloud_from_rows(rows)
+
+
+def read_coordinate_system(path: Path) -> CoordinateSystem | None:
+    """Return the coordinate system that a LAS or LAZ file names, without reading its points."""
+    with _open_las(path) as stream:
+        stream.read_evlrs()
+        return _take_coordinate_system(stream.header)
+
+
+@contextmanager
+def _open_las(path: Path) -> Iterator[Any]:
+    """Open a checked file with laspy, and raise what fails as InputError."""
     size = require_nonempty_file(path)
     with path.open("rb") as file:
         _check_header_counts(path, file, size)
@@ -40,10 +62,7 @@ def read_las(path: Path) -> PointCloud:
     backends = [backend for backend in laspy.LazBackend.detect_available() if backend.name != "LazrsParallel"]
     try:
         with laspy.open(path, laz_backend=backends) as stream:
-            rows = stream.read()
-        if len(rows.points) != rows.header.point_count:
-            raise InputError(f"{path}: truncated LAS file: {len(rows.points)} of {rows.header.point_count} points")
-        return _build_cloud_from_rows(rows)
+            yield stream
     except InputError:
         raise
     except (
@@ -90,6 +109,8 @@ def write_las(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:
         if name not in standard:
             header.add_extra_dim(laspy.ExtraBytesParams(name=name[:32], type=_choose_extra_bytes_type(values)))
     rows = laspy.LasData(header)
+    if cloud.coordinate_system is not None:
+        _store_coordinate_system(laspy, rows, cloud.coordinate_system)
     rows.x, rows.y, rows.z = points.T
     if cloud.colors is not None:
         rows.red, rows.green, rows.blue = scale_colors_to_uint16(cloud.colors).T
@@ -108,6 +129,31 @@ def _choose_extra_bytes_type(values: NDArray[Any]) -> np.dtype[Any]:
     return np.dtype(np.uint8) if values.dtype == bool else values.dtype.newbyteorder("=")
 
 
+def _take_coordinate_system(header: Any) -> CoordinateSystem | None:
+    records = tuple(
+        SystemRecord(record.record_id, _decode_description(record.description), bytes(record.record_data_bytes()))
+        for record in (*header.vlrs, *(header.evlrs or ()))
+        if record.user_id == _PROJECTION and record.record_id in RECORD_IDS
+    )
+    return CoordinateSystem(records, bool(header.global_encoding.wkt)) if records else None
+
+
+def _decode_description(description: str | bytes) -> str:
+    text = description.decode("ascii", "replace") if isinstance(description, bytes) else description
+    return text.partition("\0")[0]
+
+
+def _store_coordinate_system(laspy: Any, rows: Any, system: CoordinateSystem) -> None:
+    """Put the records of a coordinate system into rows that will be written; long ones behind the points."""
+    rows.header.global_encoding.wkt = system.is_wkt
+    extended = laspy.vlrs.vlrlist.VLRList()
+    for record in system.records:
+        records = rows.header.vlrs if len(record.content) <= _MAX_RECORD_BYTES else extended
+        records.append(laspy.VLR(_PROJECTION, record.record_id, record.description, record.content))
+    if extended:
+        rows.evlrs = extended
+
+
 def _build_cloud_from_rows(rows: Any) -> PointCloud:
     names = list(rows.point_format.dimension_names)
     colors = None
@@ -123,7 +169,7 @@ def _build_cloud_from_rows(rows: Any) -> PointCloud:
             columns.update({f"{name}_{i}": column for i, column in enumerate(values.reshape(len(values), -1).T)})
     with np.errstate(over="ignore", invalid="ignore"):  # scales that make no sense
         points = np.asarray(rows.xyz, np.float64)
-    return PointCloud(points, colors, attributes=columns)
+    return PointCloud(points, colors, attributes=columns, coordinate_system=_take_coordinate_system(rows.header))
 
 
 def _check_header_counts(path: Path, file: IO[bytes], size: int) -> None:
