@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--apply",
         metavar="POSE",
-        help="move the only cloud by its pose: .json of --json (FILE.json:NAME: the pose of cloud NAME), .npy or text",
+        help="move the only cloud by its pose: .json of --json (or FILE.json:CLOUD), .npy or text",
     )
     search = parser.add_argument_group("search")
     search.add_argument(
