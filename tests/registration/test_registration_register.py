@@ -123,6 +123,11 @@ def test_register_refines_and_judges_initial_pose(room: tuple[Floats, Floats]) -
     truth, nudge = pose(2), np.eye(4)
     nudge[:3, 3] = (0.15, -0.1, 0.1)
     assert errors(register(source, moved(truth, target), init=truth @ nudge), truth, source)[2] < 0.02
+    turn = np.radians(20)
+    nudge[:2, :2] = [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
+    middle = source.mean(0)
+    nudge[:3, 3] = middle - nudge[:3, :3] @ middle + 5 * 0.09 * np.array([0.6, 0.0, 0.8])
+    assert errors(register(source, moved(truth, target), init=truth @ nudge, voxel=0.09), truth, source)[2] < 0.02
     lost = register(source, moved(truth, target), init=pose(3))
     assert isinstance(lost, RefusedRegistration)
     assert lost.transform is None

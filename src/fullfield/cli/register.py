@@ -136,8 +136,8 @@ def run_command(args: argparse.Namespace) -> int:
         system = clouds[1].coordinate_system
         if result.success and args.output is not None:
             progress(0.7, f"writing {Path(args.output).name}")
-            moved = replace(transform_cloud(clouds[0], result.transform), coordinate_system=system)
-            io.write_point_cloud(args.output, moved)
+            transformed = replace(transform_cloud(clouds[0], result.transform), coordinate_system=system)
+            io.write_point_cloud(args.output, transformed)
         if result.success and args.pose is not None:
             _write_pose(args.pose, result.transform)
         if result.success and args.merge is not None:
@@ -208,14 +208,16 @@ def _write_transformed_cloud(args: argparse.Namespace) -> int:
     """Move one cloud by a known pose."""
     from fullfield.io.pointcloud import check_lossless, read_coordinate_system, transform_cloud
 
-    pose, frame = _read_pose_and_frame_of_cloud(args.apply, args.clouds[0])
+    pose, frame = _read_pose_and_frame(args.apply, args.clouds[0])
     cloud = _read_cloud(args.clouds[0], args.columns)
     check_lossless(args.output, cloud)
-    moved = transform_cloud(cloud, pose)
+    transformed = transform_cloud(cloud, pose)
     if frame is not None and Path(frame).is_file():
-        moved = replace(moved, coordinate_system=read_coordinate_system(frame))
-        _note_different_coordinate_systems((args.clouds[0], frame), (cloud.coordinate_system, moved.coordinate_system))
-    io.write_point_cloud(args.output, moved)
+        transformed = replace(transformed, coordinate_system=read_coordinate_system(frame))
+        _note_different_coordinate_systems(
+            (args.clouds[0], frame), (cloud.coordinate_system, transformed.coordinate_system)
+        )
+    io.write_point_cloud(args.output, transformed)
     values = {"source": args.clouds[0], "output": args.output, "points": len(cloud), "transform": pose.tolist()}
     report.print_report(args, values, f"moved {len(cloud)} points")
     return 0
@@ -230,7 +232,7 @@ def _split_pose_argument(argument: str) -> tuple[str, str | None]:
     return (argument, None) if match is None or Path(argument).exists() else (match[1], match[2])
 
 
-def _read_pose_and_frame_of_cloud(argument: str, cloud: str) -> tuple[NDArray[np.float64], str | None]:
+def _read_pose_and_frame(argument: str, cloud: str) -> tuple[NDArray[np.float64], str | None]:
     """Read a pose, the one of ``cloud`` or of the named one where the file is what ``register --json`` printed.
 
     Also return the cloud to whose frame the pose leads, None where the file does not name it. Of two clouds, the target
@@ -255,7 +257,7 @@ def _read_pose_and_frame_of_cloud(argument: str, cloud: str) -> tuple[NDArray[np
             poses = {printed.get("source", ""): printed["transform"]}
             if "target" in printed:
                 poses[printed["target"]] = None if printed["transform"] is None else np.eye(4)
-        matches = _select_names_of_cloud(poses, name or cloud)
+        matches = _select_matching_names(poses, name or cloud)
         if not matches and name is None and "poses" not in printed:
             matches = list(poses)[:1]
         if len(matches) != 1:
@@ -271,7 +273,7 @@ def _read_pose_and_frame_of_cloud(argument: str, cloud: str) -> tuple[NDArray[np
     return orthonormalize_pose(pose, path), frame
 
 
-def _select_names_of_cloud(names: Iterable[str], cloud: str) -> list[str]:
+def _select_matching_names(names: Iterable[str], cloud: str) -> list[str]:
     """Return which of ``names`` mean ``cloud``: by path, else by file name, else by file name without suffix."""
     rules: tuple[Callable[[str], bool], ...] = (
         lambda name: name == cloud,

@@ -56,8 +56,8 @@ def register(
             such as Open3D's. Points that are not finite are left out.
         target: as ``source``.
         voxel: edge of a voxel in the clouds' units; None chooses it from their extent and spacing.
-        init: [4, 4] source into target to start from instead of searching; the verdict stays the same. If it is too
-            far off, the reason says so.
+        init: [4, 4] source into target to start from instead of searching; the verdict stays the same. It may be
+            about 20° and 5 voxels off; farther away, the reason says so.
         seed: seed of RANSAC's draws. The same seed gives the same result.
         iterations: number of triples that RANSAC draws.
         samples: largest number of matches for RANSAC, drawn at random from all.

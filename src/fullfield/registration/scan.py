@@ -160,25 +160,25 @@ def _compute_median_spacing(points: Floats) -> float:
     if len(points) > _SAMPLE:
         # A tree of millions of points takes seconds, and the neighbours in a part of them bound the distances.
         bounds = _measure_nearest_distances(_sample_points(points), sampled)
-        reach = float(np.sort(bounds)[int(_BOUND_QUANTILE * len(bounds))])
-        if np.isfinite(reach):
-            distances = _measure_nearest_distances(_select_points_around(sampled, points, reach), sampled)
+        radius = float(np.sort(bounds)[int(_BOUND_QUANTILE * len(bounds))])
+        if np.isfinite(radius):
+            distances = _measure_nearest_distances(_select_points_around(sampled, points, radius), sampled)
             distances = distances[np.isfinite(distances)]
-            if (distances <= reach).sum() > len(distances) / 2 + 1:  # those beyond are wrong, but not in the middle
+            if (distances <= radius).sum() > len(distances) / 2 + 1:  # those beyond are wrong, but not in the middle
                 return float(np.median(distances))
     distances = _measure_nearest_distances(points, sampled)
     distances = distances[np.isfinite(distances)]
     return float(np.median(distances)) if len(distances) else 0.0
 
 
-def _select_points_around(centers: Floats, points: Floats, reach: float) -> Floats:
-    """Return all of ``points`` within ``reach`` of a center, and some others: cells are told apart by a hash."""
+def _select_points_around(centers: Floats, points: Floats, radius: float) -> Floats:
+    """Return all of ``points`` within ``radius`` of a center, and some others: cells are told apart by a hash."""
     table, offsets = np.zeros(1 << _HASH_BITS, bool), np.indices((3, 3, 3)).reshape(3, -1).T - 1
     chunks = np.array_split(points, -(-len(points) // _HASHED))
     with np.errstate(over="ignore", invalid="ignore"):  # points at no distance that makes sense
-        table[_hash_cells((np.floor(centers / reach).astype(np.int64)[:, None] + offsets).reshape(-1, 3))] = True
-        kept = [chunk[table[_hash_cells(np.floor(chunk / reach).astype(np.int64))]] for chunk in chunks]
-    return np.concatenate(kept)
+        table[_hash_cells((np.floor(centers / radius).astype(np.int64)[:, None] + offsets).reshape(-1, 3))] = True
+        selected = [chunk[table[_hash_cells(np.floor(chunk / radius).astype(np.int64))]] for chunk in chunks]
+    return np.concatenate(selected)
 
 
 def _hash_cells(cells: Ints) -> Ints:
