@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fullfield.cli.main import main
-from fullfield.io import read_flow_layers, write_flow_layers, write_image
+from fullfield.io import read_flow_layers, write_flow_layers, write_image, write_st_map
 from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_all_channels
 from fullfield.ops.warping import warp_planes
 from fullfield.sequences.tracks import TrackedPoint, read_points_csv, read_tracks_from_flow_files, write_tracks
@@ -95,12 +95,27 @@ def test_follow_writes_st_maps_from_existing_files(capsys: pytest.CaptureFixture
 def test_follow_replaces_outdated_st_maps(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--reference", "1002", "-o", "ref.%04d.exr", "--frames", "1001-1002"]
     assert follow(*words) == 0
-    Path("st.1001.exr").write_bytes(b"other")
+    write_st_map("st.1001.exr", torch.ones(2, 48, 64))
+    write_st_map("st.1002.exr", torch.ones(2, 48, 64))
     capsys.readouterr()
     assert follow(*words, "--st-map", "st.%04d.exr", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["written"], report["existing"], report["st_maps_from_existing"]) == (0, 2, 2)
-    assert read_all_channels("st.1001.exr").pixels.shape[-2:] == (48, 64)
+    assert follow(*words, "--st-map", "once.%04d.exr", "--overwrite") == 0
+    for number in (1001, 1002):
+        once = read_all_channels(f"once.{number}.exr").pixels
+        assert torch.equal(read_all_channels(f"st.{number}.exr").pixels, once), number
+
+
+@pytest.mark.usefixtures("plates")
+def test_follow_keeps_st_maps_of_other_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--reference", "1002", "-o", "ref.%04d.exr", "--frames", "1001-1002"]
+    assert follow(*words) == 0
+    Path("st.1001.exr").write_bytes(b"other")
+    capsys.readouterr()
+    assert follow(*words, "--st-map", "st.%04d.exr") == 2
+    assert "st.1001.exr: was not written by fullfield; use --overwrite" in capsys.readouterr().err
+    assert Path("st.1001.exr").read_bytes() == b"other"
 
 
 @pytest.mark.usefixtures("plates")

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import OpenImageIO as oiio
 import pytest
 import torch
 from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, moving
@@ -19,7 +21,9 @@ from fullfield import sequences
 from fullfield._ledger.records import Journal, Records
 from fullfield.cli.main import main
 from fullfield.io import files, read_flow_layers, write_flow_layers, write_image
+from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_all_channels
 from fullfield.io.files import remove_abandoned_temporary_files, write_atomically
+from fullfield.io.windows import FrameWindow
 from fullfield.sequences import ShotJob, cluster, outputs
 from fullfield.sequences.names import find_frame_files
 
@@ -63,6 +67,148 @@ def test_shot_overwrite_of_part_removes_old_settings(cli: CommandLine) -> None:
     assert {name: stamps()[name] for name in part if name < "mv.0014"} == {
         n: s for n, s in part.items() if n < "mv.0014"
     }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--y-axis", "down"),
+        ("--half",),
+        ("--compression", "piz"),
+        ("--direction", "both"),
+        ("--step", "2"),
+        ("--warm-start",),
+        ("--occlusion",),
+        ("--confidence",),
+        ("--refine",),
+        ("--scale", "1/2"),
+        ("--median", "3"),
+        ("--input-transfer", "linear"),
+        ("--mask", "plate.%04d.png"),
+    ],
+    ids=" ".join,
+)
+def test_shot_refuses_other_settings_without_overwrite(cli: CommandLine, options: tuple[str, ...]) -> None:
+    assert cli(*SHOT, "--frames", "11-12")[0] == 0
+    before = {path: path.read_bytes() for path in Path().glob("mv.*.exr")}
+    for extra in ((), ("--st-map", "st.%04d.exr")):
+        assert "was begun with other settings" in cli.refused(*SHOT, "--frames", "11-12", *options, *extra)
+    assert {path: path.read_bytes() for path in before} == before
+    assert not list(Path().glob("st.*"))
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--direction", "backward"), ("--direction", "both", "--occlusion"), ("--y-axis", "down")]
+)
+def test_shot_writes_st_maps_from_stored_vectors(cli: CommandLine, options: tuple[str, ...]) -> None:
+    assert cli(*SHOT, *options)[0] == 0
+    before = stamps()
+    out, _ = cli.done(*SHOT, *options, "--st-map", "st.%04d.exr", "--json")
+    report = json.loads(out)
+    assert (report["written"], report["existing"], report["st_maps_from_existing"]) == ("", 8, "11-18")
+    assert cli(*SHOT[:3], "once.%04d.exr", *QUICK, *options, "--st-map", "st_once.%04d.exr")[0] == 0
+    for path in Path().glob("st.*.exr"):
+        assert torch.equal(
+            read_all_channels(path).pixels, read_all_channels(path.name.replace("st.", "st_once.")).pixels
+        ), path.name
+    written = stamps("st.*.exr")
+    assert "0 frames written, 8 kept, tvl1" in cli.done(*SHOT, *options, "--st-map", "st.%04d.exr")[0]
+    assert "0 frames written, 8 kept, tvl1" in cli.done(*SHOT, *options)[0], "the option may be left out"
+    assert (stamps(), stamps("st.*.exr")) == (before, written)
+    Path("st.0011.exr").unlink()
+    shutil.copyfile("st.0013.exr", "st.0012.exr")
+    out, _ = cli.done(*SHOT, *options, "--st-map", "st.%04d.exr")
+    assert "0 frames written, 8 kept, 2 ST maps written from them" in out
+    assert stamps() == before
+
+
+def test_shot_writes_st_maps_of_overscan_from_stored_vectors(cli: CommandLine) -> None:
+    window = FrameWindow((-4, -2, WIDTH, HEIGHT), (0, 0, WIDTH - 8, HEIGHT - 4))
+    for number, frame in enumerate(moving(2), 1):
+        picture = ChannelPicture(frame, ("R", "G", "B"), "float", window)
+        write_all_channels(f"wide.{number}.exr", picture)
+    command = ("shot", "wide.%d.exr", "-o", "mv.%d.exr", "--window", "data", *QUICK)
+    assert cli(*command)[0] == 0
+    assert cli(*command, "--st-map", "st.%d.exr")[0] == 0
+    assert cli(*command, "--st-map", "st_once.%d.exr", "--overwrite")[0] == 0
+    for number in (1, 2):
+        after, once = (oiio.ImageInput.open(f"{name}.{number}.exr") for name in ("st", "st_once"))
+        assert np.array_equal(after.read_image("float"), once.read_image("float"))
+        for spec in (after.spec(), once.spec()):
+            assert (spec.x, spec.y, spec.width, spec.height) == window.data
+            assert (spec.full_x, spec.full_y, spec.full_width, spec.full_height) == window.display
+
+
+@pytest.mark.parametrize(
+    "name_and_options", [("mv.%04d.exr", "--half"), ("mv.%04d.exr", "--compression", "dwaa"), ("mv.%04d.flo",)]
+)
+def test_shot_recomputes_for_st_maps_where_files_are_rounded(
+    cli: CommandLine, name_and_options: tuple[str, ...]
+) -> None:
+    command = (*SHOT[:3], *name_and_options, "--frames", "11-12", *QUICK)
+    assert cli(*command)[0] == 0
+    out, err = cli.done(*command, "--st-map", "st.%04d.exr")
+    assert "2 frames written, 0 kept" in out
+    assert "2 of 2 frames are recomputed: 2 (without ST map)" in err
+    assert "0 frames written, 2 kept" in cli.done(*command, "--st-map", "st.%04d.exr")[0]
+
+
+def test_shot_keeps_st_maps_of_other_programs(cli: CommandLine) -> None:
+    write_image("st.0012.exr", torch.rand(3, HEIGHT, WIDTH))
+    Path("st.0013.exr").write_bytes(b"other")
+    before = {path: path.read_bytes() for path in Path().glob("st.*.exr")}
+    for options in (("--st-map", "st.%04d.exr"), (), ("--st-map", "st.%04d.exr")):
+        if options:
+            err = cli.refused(*SHOT, *options)
+            assert "st.0012.exr: was not written by fullfield; use --overwrite, or another name" in err
+        else:
+            assert cli(*SHOT)[0] == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert cli(*SHOT, "--st-map", "st.%04d.exr", "--overwrite")[0] == 0
+    assert read_all_channels("st.0013.exr").pixels.shape[-2:] == (HEIGHT, WIDTH)
+
+
+def test_shot_st_map_of_incomplete_frame_is_of_main_direction(cli: CommandLine) -> None:
+    Path("plate.0014.png").write_bytes(b"bad")
+    assert cli(*SHOT, "--direction", "both", "--st-map", "st.%04d.exr")[0] == 2
+    assert layers(13) == {"forward", "backward"}
+    assert torch.equal(read_all_channels("st.0013.exr").pixels, read_all_channels("st.0018.exr").pixels), "no motion"
+
+
+def test_shot_continues_with_other_spellings_of_names(cli: CommandLine, shot: Path) -> None:
+    for number in range(11, 19):
+        write_image(f"matte.{number:04d}.png", torch.ones(1, HEIGHT, WIDTH))
+    first = ("shot", "plate.%04d.png", "-o", "mv.%04d.exr", "--mask", "matte.%04d.png", *QUICK)
+    assert cli(*first)[0] == 0
+    plates = ("plate.####.png", "plate.%4d.png", "./plate.@@@@.png", shot / "plate.$F4.png", "plate.*.png")
+    masks = ("matte.%4d.png", shot / "matte.####.png")
+    for name in plates:
+        assert "0 frames written, 8 kept" in cli.done("shot", name, *first[2:])[0], name
+    for mask in masks:
+        options = ("-o", shot / "mv.####.exr", "--mask", mask, *QUICK)
+        assert "0 frames written, 8 kept" in cli.done("shot", plates[0], *options)[0], mask
+    assert "reading.mask was 'matte.#.png', is 'R'" in cli.refused(*first[:4], "--mask", "R", *QUICK)
+
+
+def test_shot_notes_masks_that_hide_most_of_the_frames(cli: CommandLine) -> None:
+    note = "hides more than half of 2 frames; it hides where it is black, so invert a matte that is white there"
+    mask = torch.zeros(1, HEIGHT, WIDTH)
+    mask[:, :, : WIDTH // 3] = 1.0
+    write_image("white.png", mask)
+    write_image("inverted.png", 1 - mask)
+    command = (*SHOT, "--frames", "11-12", "--overwrite", "--mask")
+    assert f"--mask white.png: {note}" in cli.done(*command, "white.png")[1]
+    assert "hides" not in cli.done(*command, "inverted.png")[1]
+
+
+@pytest.mark.parametrize("verb", ["retime", "warp"])
+def test_retime_and_warp_continue_with_other_spellings_of_names(cli: CommandLine, verb: str, shot: Path) -> None:
+    assert cli(*SHOT, "--direction", "both")[0] == 0
+    more = ("--factor", "2") if verb == "retime" else ("--reference", "11")
+    words = (*more, "-o", "s.%04d.png")
+    assert cli(verb, "plate.%04d.png", "--flow", "mv.%04d.exr", *words)[0] == 0
+    out, _ = cli.done(verb, shot / "plate.####.png", "--flow", "./mv.%4d.exr", *words)
+    assert " 0 frames written" in out
 
 
 def test_shot_repeats_frames_of_replaced_plates(cli: CommandLine, shot: Path) -> None:

@@ -119,12 +119,16 @@ class Journal:
         def append_record(temporary: Path, written: Path) -> None:
             stamp = read_stamp_if_exists(temporary)
             if os.fspath(written) == target and stamp is not None:
-                name = os.path.basename(path)  # noqa: PTH119
-                entry = {"name": name, "provenance": dict(provenance), "st_map": st_map_checksum}
-                self._append_line({**entry, "stamp": stamp, "checksum": compute_sampled_checksum(temporary)})
+                identity = FileIdentity(stamp, compute_sampled_checksum(temporary))
+                self.add_record(path, Record(identity, dict(provenance), st_map_checksum))
 
         with call_after_each_atomic_write(append_record):
             yield
+
+    def add_record(self, path: str, record: Record) -> None:
+        """Append a record of the file ``path``."""
+        entry = {"name": os.path.basename(path), "provenance": record.provenance, "st_map": record.st_map_checksum}  # noqa: PTH119
+        self._append_line({**entry, **record.file._asdict()})
 
     def record_input_once(self, path: str, identity: FileIdentity) -> None:
         """Append the checksum of an input, once for each version."""

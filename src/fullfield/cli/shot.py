@@ -340,6 +340,11 @@ def _print_report(
             other_count = len(outcome.bars) - len(frames)
             further = f"; frames with other bars: {other_count}" if other_count else ""
             report.print_note(f"frames {format_frames(frames)}: {report.describe_bars(bars)}{further}")
+        if 2 * len(outcome.mostly_masked) > len(outcome.written):
+            report.print_note(
+                f"--mask {args.mask}: hides more than half of {len(outcome.mostly_masked)} frames; it hides where it "
+                "is black, so invert a matte that is white there"
+            )
     if outcome.stopped is not None:
         report.print_note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
     not_written = sorted(set(plan.missing) - set(outcome.written))
@@ -351,6 +356,7 @@ def _print_report(
         "frames": format_frames(job.numbers),
         "written": format_frames(outcome.written),
         "existing": existing,
+        "st_maps_from_existing": format_frames(plan.st_maps),
         "recomputed": {reason: format_frames(frames) for reason, frames in plan.outdated.items()},
         "not_written": format_frames(not_written),
         "incomplete": format_frames(outcome.incomplete),
@@ -364,6 +370,7 @@ def _print_report(
         "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
     }
     summary = f"{len(outcome.written)} frames written, {existing} kept"
+    summary += f", {len(plan.st_maps)} ST maps written from them" if plan.st_maps else ""
     for frames, state in ((not_written, "not written"), (outcome.incomplete, "with only one direction")):
         summary += f", {len(frames)} {state} ({format_frames(frames)})" if frames else ""
     summary += (

@@ -30,7 +30,8 @@ CAMERA = "camera:"
 VIDEO_WRITE_SUFFIXES = (".mp4", ".mkv", ".mov")
 VIDEO_CODECS = ("h264", "prores", "dnxhr")
 
-EXR_COMPRESSIONS = ("none", "rle", "zips", "zip", "piz", "dwaa", "dwab")
+EXR_COMPRESSIONS_WITH_LOSS = ("dwaa", "dwab")
+EXR_COMPRESSIONS = ("none", "rle", "zips", "zip", "piz", *EXR_COMPRESSIONS_WITH_LOSS)
 
 
 ARRAY_SUFFIXES = (".npy", ".npz")

@@ -28,6 +28,8 @@ from fullfield.sequences.results import FrameReport, FrameResult, Outcome, Stage
 from fullfield.sequences.tracking import SCHEDULE
 from fullfield.sequences.writing import WriterThreads
 
+_ST_MAP_DIRECTION = DIRECTIONS[-1]
+
 
 @dataclass(frozen=True)
 class FollowJob:
@@ -83,12 +85,11 @@ class FollowJob:
     ) -> tuple[FollowJob, WritePlan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.
 
-        ST maps that stored frames have not are written from these; half floats are too coarse for that.
         Files of another range, between the reference and this one, are compared too, and the run continues from them.
         The estimator must be prepared. Errors are those of :meth:`Output.write_settings_and_plan_frames`.
         """
         recorded = {
-            "plates": Path(self.frame_files.text).name,
+            "plates": self.frame_files.name,
             "reference": self.reference,
             "schedule": SCHEDULE._asdict(),
             "method": estimator.method,
@@ -99,13 +100,15 @@ class FollowJob:
         source = str(Path(self.frame_files.text).absolute())
         numbers = sorted({*self.numbers, *plates.numbers})
         compute_input_checksums = _InputDigests(plates, self.reference)
-        st_maps = []
-        if self.output.st_map is not None and self.output.dtype is None and not overwrite:
-            st_maps = self.output.write_missing_st_maps(recorded, self.numbers, compute_input_checksums, DIRECTIONS[-1])
         plan = self.output.write_settings_and_plan_frames(
-            recorded, numbers, compute_input_checksums, overwrite=overwrite, source=source
+            recorded,
+            numbers,
+            compute_input_checksums,
+            overwrite=overwrite,
+            source=source,
+            st_map_direction=_ST_MAP_DIRECTION,
+            st_map_numbers=self.numbers,
         )
-        plan.st_maps = st_maps
         existing = frozenset(numbers).difference(plan.missing)
         plan.missing = [number for number in plan.missing if number in self.numbers]
         outdated = {reason: [n for n in frames if n in self.numbers] for reason, frames in plan.outdated.items()}
@@ -195,7 +198,7 @@ def run_follow(
         for path, version in checksums.pop_new_checksums():
             journal.record_input_once(path, version)
         with stages.measure("write"):
-            job.output.write_frame_and_record(result, layers, DIRECTIONS[::-1], journal, record)
+            job.output.write_frame_and_record(result, layers, _ST_MAP_DIRECTION, journal, record)
         return True
 
     try:

@@ -104,6 +104,7 @@ class ShotJob:
             overwrite=overwrite,
             source=str(Path(self.frame_files.text).absolute()),
             start=self.settings.step if self.settings.warm_start else None,
+            st_map_direction=self.settings.main_direction,
         )
         return replace(self, provenance=self.output.build_run_provenance(recorded)), plan
 
@@ -112,7 +113,7 @@ class ShotJob:
         settings = self.settings
         refinement = RefinedEstimator(estimator).config.as_dict() if settings.refine else None
         return {
-            "plates": Path(self.frame_files.text).name,
+            "plates": self.frame_files.name,
             "method": estimator.method,
             "parameters": collect_parameters_known_in_advance(estimator),
             "backend": self.backend,

@@ -128,6 +128,11 @@ class FramePattern:
     def __str__(self) -> str:
         return f"{self.before}%0{self.digits}d{self.after}"
 
+    @property
+    def name(self) -> str:
+        """Name of the files without their folder, the same for every spelling of the field: ``plate.#.exr``."""
+        return os.path.split(f"{self.before}#{self.after}")[1]
+
     def find_files_by_number(self) -> dict[int, Path]:
         """Return the existing files by number, in ascending order."""
         folder, before = os.path.split(self.before)
@@ -171,6 +176,11 @@ class FrameFiles:
     video: str | None = None
     requested: list[int] | None = None
 
+    @property
+    def name(self) -> str:
+        """Name of the sequence without its folder; that of the pattern where there is one."""
+        return Path(self.text).absolute().name if self.pattern is None else self.pattern.name
+
     def path(self, number: int) -> str:
         """Return the file name of a frame, whether it exists or not."""
         if number in self.files:
@@ -191,6 +201,15 @@ def format_mask_name(mask: str | None, number: int) -> str | None:
     if mask is None or file is None or not has_number_field(file):
         return mask
     return FramePattern.parse(file).format_path(number) + mask[len(file) :]
+
+
+def normalize_mask_name(mask: str) -> str:
+    """Return the name of a mask without its folder, the same for every spelling of its field for the number."""
+    file = get_separate_mask_file(mask)
+    if file is None:
+        return mask
+    name = FramePattern.parse(file).name if has_number_field(file) else Path(file).name
+    return name + mask[len(file) :]
 
 
 def is_frame_sequence_name(text: str) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -24,22 +24,24 @@ from fullfield._ledger.notes import check_entry_kinds
 from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
 from fullfield._ledger.versions import ChecksumCache, compute_sampled_checksum, hash_json_values, read_stamp_if_exists
+from fullfield._read_ahead import choose_reader_count
 from fullfield.io import read_flow, write_flow, write_st_map
-from fullfield.io.files import join_to_one_line, remove_abandoned_temporary_files, truncate_to_bytes, write_atomically
-from fullfield.io.flow_formats import Y_NOTE
+from fullfield.io.files import join_to_one_line, remove_abandoned_temporary_files, truncate_to_bytes
+from fullfield.io.flow_formats import ST_MAP_NOTE, Y_NOTE
 from fullfield.io.image import FrameReader
-from fullfield.io.oiio import Header, open_source
+from fullfield.io.names import EXR_COMPRESSIONS_WITH_LOSS
+from fullfield.io.oiio import Header, one_thread_a_file, open_source
 from fullfield.io.scanlines import Scanlines
 from fullfield.io.vectors import (
     ENDS_NOTE,
     INCOMPLETE_NOTE,
     VALID,
     pack_layers_into_scanlines,
-    read_flow_layers,
+    read_flow_direction,
     read_header_entry_as_text,
     write_scanlines_atomically,
 )
-from fullfield.sequences.names import FramePattern
+from fullfield.sequences.names import FramePattern, normalize_mask_name
 from fullfield.sequences.results import FrameResult
 
 Inputs = Callable[[int, ChecksumCache], Mapping[str, "str | None"]]
@@ -111,8 +113,8 @@ class Output:
 
     def is_frame_complete(self, number: int) -> bool:
         """Return whether the frame has a file with every direction; files appear only when they are complete."""
-        path, st_map = Path(self.path(number)), self.st_map_path(number)
-        if not path.is_file() or path.stat().st_size == 0 or (st_map is not None and not Path(st_map).is_file()):
+        path = Path(self.path(number))
+        if not path.is_file() or path.stat().st_size == 0:
             return False
         try:
             return self.suffix != ".exr" or not read_header_entry_as_text(path, INCOMPLETE_NOTE)
@@ -126,6 +128,11 @@ class Output:
             return None
         layer = {"layer": direction} if self.suffix == ".exr" else {}
         return read_flow(self.path(first), **layer).flow  # type: ignore[arg-type]
+
+    @property
+    def stores_exact_vectors(self) -> bool:
+        """True where ST maps of the stored vectors equal those of the estimated ones."""
+        return self.suffix == ".exr" and self.dtype != "half" and self.compression not in EXR_COMPRESSIONS_WITH_LOSS
 
     @property
     def is_exr_without_st_map(self) -> bool:
@@ -144,24 +151,25 @@ class Output:
         self,
         result: FrameResult,
         layers: Mapping[str, Tensor] | Scanlines,
-        directions: Sequence[str],
+        direction: str,
         journal: Journal,
         provenance: Mapping[str, Any],
     ) -> None:
         """Write a frame's files, and record in ``journal`` its ``provenance``; errors as of :func:`write_flow_layers`.
 
-        The layers are on the CPU. For a frame that is one EXR file, they may be its lines.
+        The layers are on the CPU. For a frame that is one EXR file, they may be its lines. ``direction`` is that of the
+        ST map, and of a file that holds only one.
         """
         path, st_map_checksum = self.path(result.number), None
         st_map = self.st_map_path(result.number)
         if isinstance(layers, Mapping) and st_map is not None:
-            write_st_map(st_map, layers[directions[0]], window=result.window)
+            write_st_map(st_map, layers[direction], window=result.window)
             st_map_checksum = compute_sampled_checksum(st_map)
         with journal.record_file_when_written(path, provenance, st_map_checksum):
             if isinstance(layers, Mapping) and self.suffix != ".exr":
                 packing: dict[str, Any] = {} if self.compression is None else {"compression": self.compression}
                 valid = layers[VALID] > 0.5 if VALID in layers else None
-                write_flow(path, layers[directions[0]], valid, **packing)
+                write_flow(path, layers[direction], valid, **packing)
                 return
             notes = {Y_NOTE: self.y, "fullfield/frame": str(result.number)}
             if result.missing:
@@ -176,12 +184,12 @@ class Output:
 
     def build_run_provenance(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what every record of a run says: its settings, the checksum of the weights, the version."""
-        normalized, weights = self._split_off_weights_checksum(settings)
-        return {"settings": hash_json_values(normalized), "weights": weights, "version": __version__}
+        plain, weights = self._split_off_weights_checksum(settings)
+        return {"settings": hash_json_values(_normalize_settings(plain)), "weights": weights, "version": __version__}
 
     def _split_off_weights_checksum(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Return the settings as they are noted, and the checksum of the weights, which is noted for each frame."""
-        mine = {name: value for name, value in asdict(self).items() if name != "pattern"}
+        mine = {name: value for name, value in asdict(self).items() if name not in ("pattern", "st_map")}
         plain: dict[str, Any] = json.loads(json.dumps({**settings, **mine}))
         parameters = plain.get("parameters")
         weights = parameters.pop(_WEIGHTS, None) if isinstance(parameters, dict) else None
@@ -196,11 +204,14 @@ class Output:
         overwrite: bool,
         source: str = "",
         start: int | None = None,
+        st_map_direction: str = "",
+        st_map_numbers: Collection[int] | None = None,
     ) -> WritePlan:
         """Return which frames of ``numbers`` are to be made: those without a file that agrees with this run.
 
-        InputError where files are there that were begun with other settings, or that fullfield did not write. Settings
-        do not bind while there is no frame.
+        ST maps that are missing next to stored frames are written from these, where that is exact.
+        InputError where files, or ST maps to be replaced, are there that were begun with other settings, or that
+        fullfield did not write. Settings do not bind while there is no frame.
 
         Args:
             settings: what decides the contents of the files; noted beside them.
@@ -209,6 +220,8 @@ class Output:
             overwrite: make every frame again.
             source: where the plates are, noted for ``fullfield view``.
             start: for a warm start, the distance to the frame whose flow another one starts from.
+            st_map_direction: the layer that ST maps are written from.
+            st_map_numbers: frames of ``numbers`` that need an ST map, where there are any; all by default.
         """
         file = self._settings_file
         # In this order: a run that begins now writes the settings before its frames.
@@ -226,45 +239,40 @@ class Output:
         )
         records, plan = Records(self.records_folder), WritePlan(list(numbers))
         if not overwrite:
-            plan = self._plan_missing_and_outdated_from_records(settings, numbers, inputs, start, records)
+            needs_st_map = {*(numbers if st_map_numbers is None else st_map_numbers)} if self.st_map else set[int]()
+            plan, st_map_records = self._plan_missing_and_outdated_from_records(
+                settings, numbers, inputs, start, records, needs_st_map
+            )
+            self._check_st_maps_are_replaceable([*plan.missing, *st_map_records])
+            self._write_st_maps_from_frames(st_map_records, st_map_direction)
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             with suppress(PermissionError):  # a folder may be writable but not readable
                 remove_abandoned_temporary_files(folder)
         records.remove_outdated_notes()
         return plan
 
-    def write_missing_st_maps(
-        self, settings: Mapping[str, Any], numbers: Sequence[int], inputs: Inputs, direction: str
-    ) -> list[int]:
-        """Write ST maps of stored frames that differ from this run only by having none; return their numbers.
+    def _check_st_maps_are_replaceable(self, numbers: Sequence[int]) -> None:
+        """Raise InputError for an ST map that fullfield did not write."""
+        if self.st_map is None:
+            return
+        for path in map(FramePattern.parse(self.st_map).format_path, numbers):
+            if Path(path).is_file() and Path(path).stat().st_size and not _has_st_map_note(path):
+                raise InputError(f"{path}: was not written by fullfield; {_ADVICE}")
 
-        A map that exists for such a frame belongs to other motion, or its record was not written: it is replaced.
-        """
-        stored = replace(self, st_map=None)
-        records, journal, added = Records(self.records_folder), self.open_journal(), list[int]()
-        before, after = stored.build_run_provenance(settings), self.build_run_provenance(settings)
-        for number in numbers:
-            path, st_map = self.path(number), self.st_map_path(number)
-            if st_map is None or not stored.is_frame_complete(number) or read_header_entry_as_text(path, ENDS_NOTE):
-                continue
-            made_from = {"inputs": dict(inputs(number, records.checksums)), "start": None}
-            reasons = [
-                stored._find_reason_outdated(number, record, {**before, **made_from}, records.checksums)
-                for record in records.find_records_of_current_file(path)
-            ]
-            if "" not in reasons:
-                continue
+    def _write_st_maps_from_frames(self, records: Mapping[int, Record], direction: str) -> None:
+        """Write ST maps from stored frames, and record them; ``records`` are those of the frames' files."""
+        journal = self.open_journal()
+
+        def write_and_record(number: int) -> None:
+            path, st_map = self.path(number), str(self.st_map_path(number))
             with open_source(Path(path), "openexr", "vectors") as source:
                 window = source.get_first_part().window
-            write_st_map(st_map, read_flow_layers(path)[direction], window=window)
-            # A record is noted when its file is written, so the file replaces itself.
-            with (
-                journal.record_file_when_written(path, {**after, **made_from}, compute_sampled_checksum(st_map)),
-                write_atomically(path) as copy,
-            ):
-                shutil.copyfile(path, copy)
-            added.append(number)
-        return added
+            write_st_map(st_map, read_flow_direction(path, direction, window="data"), window=window)
+            checksum = compute_sampled_checksum(st_map)
+            journal.add_record(path, records[number]._replace(st_map_checksum=checksum))
+
+        with one_thread_a_file, ThreadPoolExecutor(choose_reader_count()) as pool:
+            list(pool.map(write_and_record, records))
 
     def _has_no_frames(self) -> bool:
         """Return whether no frame of the shot exists."""
@@ -288,9 +296,12 @@ class Output:
         inputs: Inputs,
         start: int | None,
         records: Records,
-    ) -> WritePlan:
+        needs_st_map: Collection[int],
+    ) -> tuple[WritePlan, dict[int, Record]]:
+        """Return the plan, and the records of frames whose ST maps are to be written from their files."""
         run_provenance = self.build_run_provenance(settings)
         plan, current_digests, all_numbers = WritePlan(), dict[int, str](), set(numbers)
+        st_map_records: dict[int, Record] = {}
         for number in numbers:
             path = Path(self.path(number))
             if not path.exists() or (path.is_file() and path.stat().st_size == 0):
@@ -304,20 +315,25 @@ class Output:
             expected = {**run_provenance, "inputs": dict(inputs(number, records.checksums)), "start": None}
             if start is not None and number - start in all_numbers:
                 expected["start"] = current_digests.get(number - start, "made again")
-            reasons = [
-                self._find_reason_outdated(number, record, expected, records.checksums) for record in frame_records
-            ]
-            if "" in reasons:
+            reasons = [self._find_reason_outdated(number, record, expected) for record in frame_records]
+            current_records = [record for record, reason in zip(frame_records, reasons, strict=True) if not reason]
+            if current_records:
                 current_digests[number] = hash_json_values(expected)
-                continue
+                st_map_checksum = records.checksums.get_or_compute_checksum(self.st_map_path(number))
+                recorded_checksums = {record.st_map_checksum for record in current_records} - {None}
+                if number not in needs_st_map or st_map_checksum in recorded_checksums:
+                    continue
+                if self.stores_exact_vectors:
+                    st_map_records[number] = current_records[-1]
+                    continue
+                reasons = ["without ST map" if st_map_checksum is None else "ST map changed"]
             plan.missing.append(number)
             if self.is_frame_complete(number):
                 plan.outdated.setdefault(reasons[-1], []).append(number)
-        return plan
+        plan.st_maps = list(st_map_records)
+        return plan, st_map_records
 
-    def _find_reason_outdated(
-        self, number: int, record: Record, expected: Mapping[str, Any], checksums: ChecksumCache
-    ) -> str:
+    def _find_reason_outdated(self, number: int, record: Record, expected: Mapping[str, Any]) -> str:
         """Return why a stored frame is out of date; empty where it is not."""
         reasons = {
             "settings": "made with other settings",
@@ -329,8 +345,6 @@ class Output:
         for name, reason in reasons.items():
             if record.provenance.get(name) != expected[name]:
                 return reason
-        if record.st_map_checksum != checksums.get_or_compute_checksum(self.st_map_path(number)):
-            return "ST map changed"
         return "" if self.is_frame_complete(number) else "incomplete"
 
     def read_plates_name_if_recorded(self) -> str | None:
@@ -361,9 +375,24 @@ class Output:
             "the settings of a shot",
             subject=self.pattern,
             entries={"settings": "object"},
-            select_binding_settings=lambda content: self._split_off_weights_checksum(content["settings"])[0],
+            select_binding_settings=lambda content: _normalize_settings(content["settings"]),
             parameters_advice="give the same --preset and options",
         )
+
+
+def _has_st_map_note(path: str) -> bool:
+    """Return whether the header says that fullfield wrote the ST map."""
+    with suppress(InputError):
+        return bool(read_header_entry_as_text(path, ST_MAP_NOTE))
+    return False
+
+
+def _normalize_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored settings with one spelling for each mask."""
+    reading = settings.get("reading")
+    if not isinstance(reading, Mapping) or not isinstance(reading.get("mask"), str):
+        return dict(settings)
+    return {**settings, "reading": {**reading, "mask": normalize_mask_name(reading["mask"])}}
 
 
 def copy_to_cpu_as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -49,6 +49,11 @@ class PictureFiles:
             self.numbers, self.readers = list(self._frame_files.files), choose_reader_count()
 
     @property
+    def name(self) -> str:
+        """Name of the sequence without its folder."""
+        return self._frame_files.name
+
+    @property
     def paths(self) -> list[str]:
         """Names of all files."""
         return [self.text] if self.is_video else [str(path) for path in self._frame_files.files.values()]

@@ -128,6 +128,8 @@ class Outcome:
     duplicates: list[tuple[int, int]] = field(default_factory=list)
     bars: dict[int, Bars] = field(default_factory=dict)
     """Bars by frame, for frames whose file has bars."""
+    mostly_masked: list[int] = field(default_factory=list)
+    """Frames of which a mask hides more than half."""
     incomplete: list[int] = field(default_factory=list)
     """Frames whose file has only one of two directions."""
     shot_ends: list[int] = field(default_factory=list)
@@ -148,7 +150,9 @@ class Outcome:
 
     def merge_parallel_outcome(self, other: Outcome) -> None:
         """Add the result of a part that ran at the same time; the wall time stays."""
-        self.add_new_items(other, "written", "incomplete", "shot_ends", "cuts", "duplicates", "problems")
+        self.add_new_items(
+            other, "written", "mostly_masked", "incomplete", "shot_ends", "cuts", "duplicates", "problems"
+        )
         self.bars |= other.bars
         self.dead_pictures |= other.dead_pictures
         self.unknown_flows |= other.unknown_flows

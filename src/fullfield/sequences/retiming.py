@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -157,8 +156,8 @@ class RetimeJob(PictureJob):
     def collect_settings(self) -> dict[str, Any]:
         """Return the settings that decide the contents of the pictures."""
         return {
-            "plates": "" if self.plates is None else Path(self.plates.text).name,
-            "flow": Path(self.flow.source).name,
+            "plates": "" if self.plates is None else self.plates.name,
+            "flow": self.flow.name,
             "factor": str(self.factor),
             "first": self.numbers[0],
             "flow_scale": str(self.flow.scale),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,9 @@ def run_shot(
             for result in engine:
                 outcome.add_new_items(result, "problems", "cuts", "duplicates")
                 outcome.add_bars(result)
+                valid = None if result.plate is None or "mask" not in job.reading else result.plate.valid
+                if valid is not None and 2 * int(valid.sum()) < valid.numel():
+                    outcome.mostly_masked.append(result.number)
                 has_flow = any(name in result.tensors for name in settings.offsets)
                 if has_flow and set(result.missing) != set(settings.offsets):
                     writer.submit_frame_result(result)
@@ -179,22 +182,21 @@ class FlowFileWriter:
 
     def _copy_and_write(self, result: FrameResult, event: Any, record: dict[str, Any]) -> bool:
         """Copy a result from the device and write its file; return whether it was written."""
-        directions = [name for name in self._job.settings.offsets if name not in result.missing]
         if self._output.is_exr_without_st_map:
             with self._buffers.borrow_buffer(result.tensors, self._output.dtype == "half") as buffer:
                 with self._stages.measure("lay out" if event is None else "fetch"):
                     lines = self._pack_lines_if_values_fit(result.tensors, event, buffer)
                 if lines is not None:
-                    return self._write_file_and_record(result, lines, directions, record)
+                    return self._write_file_and_record(result, lines, record)
         with self._stages.measure("fetch"):
             tensors = copy_to_cpu_as_float32(self._threads.copy_to_host(result.tensors, event))
-        for name in directions if event is not None else ():
+        for name in self._job.settings.offsets if event is not None else ():
             # NumPy: PyTorch would start threads of its own for each of ours.
             if not np.isfinite(tensors[name].numpy()).all():
                 reason = f"{self._job.method} gives a flow that is not finite ({name})"
                 self._threads.add_problem(Problem(self._output.path(result.number), reason))
                 return False
-        return self._write_file_and_record(result, tensors, directions, record)
+        return self._write_file_and_record(result, tensors, record)
 
     def _pack_lines_if_values_fit(self, tensors: dict[str, Tensor], event: Any, buffer: Tensor) -> Scanlines | None:
         """Return the lines of a file in ``buffer``; None where lines from a GPU cannot hold the values."""
@@ -209,7 +211,7 @@ class FlowFileWriter:
         return Scanlines(names, buffer.numpy(), output.dtype == "half") if bool(is_valid) else None
 
     def _write_file_and_record(
-        self, result: FrameResult, content: dict[str, Tensor] | Scanlines, directions: Sequence[str], record: Any
+        self, result: FrameResult, content: dict[str, Tensor] | Scanlines, record: Mapping[str, Any]
     ) -> bool:
         replaced = [
             n
@@ -230,7 +232,9 @@ class FlowFileWriter:
                     self._journal.record_input_once(path, identity)
             for number, identity in result.masks.items():
                 self._journal.record_input_once(str(self._plates.get_mask_file(number)), identity)
-            self._output.write_frame_and_record(result, content, directions, self._journal, record)
+            self._output.write_frame_and_record(
+                result, content, self._job.settings.main_direction, self._journal, record
+            )
         if result.missing:
             with self._lock:
                 self._outcome.incomplete.append(result.number)

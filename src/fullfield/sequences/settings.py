@@ -60,6 +60,11 @@ class ShotSettings:
         return {name: offset for name, offset in offsets.items() if self.direction in (name, "both")}
 
     @property
+    def main_direction(self) -> str:
+        """Direction of ST maps and of files that hold one: forward, unless the only one is backward."""
+        return next(iter(self.offsets))
+
+    @property
     def needs_reliability(self) -> bool:
         """True where occlusion or confidence is requested, which need both directions of a pair."""
         return self.occlusion or self.confidence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -88,6 +89,11 @@ class StoredFlow:
 
     def __contains__(self, number: int) -> bool:
         return number in self.numbers if self._frame_files is None else number in self._frame_files.files
+
+    @property
+    def name(self) -> str:
+        """Name of the files without their folder."""
+        return Path(self.source).name if self._frame_files is None else self._frame_files.name
 
     @property
     def paths(self) -> list[str]:

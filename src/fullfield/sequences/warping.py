@@ -158,8 +158,8 @@ class WarpJob(PictureJob):
         """Return the settings that decide the contents of the pictures."""
         settings = self.settings
         return {
-            "picture": Path(self.source).name,
-            "flow": Path(self.flow.source).name,
+            "picture": Path(self.source).name if self.plates is None else self.plates.name,
+            "flow": self.flow.name,
             "reference": settings.reference,
             "direction": settings.direction,
             "hide_occluded": settings.hide_occluded,

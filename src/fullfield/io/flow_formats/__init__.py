@@ -16,6 +16,8 @@ Planes = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 Y_NOTE = "fullfield/y"
 """Entry of an OpenEXR header: ``up`` or ``down``. Files without it point up."""
+ST_MAP_NOTE = "fullfield/st_map"
+"""Entry in the header of an ST map."""
 
 
 class FlowRangeError(InputError):

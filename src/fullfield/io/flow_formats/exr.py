@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import refuse_implausible_display_window
-from fullfield.io.flow_formats import Y_NOTE, FlowRangeError, Mask, Planes
+from fullfield.io.flow_formats import ST_MAP_NOTE, Y_NOTE, FlowRangeError, Mask, Planes
 from fullfield.io.oiio import (
     Header,
     ImagePart,
@@ -212,6 +212,5 @@ def write_st_map(path: Path, flow: Planes, window: FrameWindow | None = None) ->
         left, top, width, height = window.display
     s = (x - left + flow[0].astype(np.float64) + 0.5) / width
     t = 1 - (y - top + flow[1].astype(np.float64) + 0.5) / height
-    choose_compression_and_write_lines(
-        path, pack_channels_checking_range([NamedPlane("R", s), NamedPlane("G", t)], None), None, Header(window=window)
-    )
+    lines = pack_channels_checking_range([NamedPlane("R", s), NamedPlane("G", t)], None)
+    choose_compression_and_write_lines(path, lines, None, Header({ST_MAP_NOTE: "1"}, window))
