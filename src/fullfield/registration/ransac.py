@@ -62,9 +62,10 @@ def search_pose_hypotheses(
         return []
     triples = np.random.default_rng(seed).integers(0, len(source), (iterations, 3))
     keep = np.ones(iterations, bool)
+    corners, source_axes, target_axes = triples.T.copy(), source.T.copy(), target.T.copy()
     for i, j in ((0, 1), (1, 2), (2, 0)):
-        source_edges = np.linalg.norm(source[triples[:, i]] - source[triples[:, j]], axis=1)
-        target_edges = np.linalg.norm(target[triples[:, i]] - target[triples[:, j]], axis=1)
+        source_edges = _measure_distances(source_axes, corners[i], corners[j])
+        target_edges = _measure_distances(target_axes, corners[i], corners[j])
         shorter, longer = np.minimum(source_edges, target_edges), np.maximum(source_edges, target_edges)
         keep &= (shorter >= EDGE_RATIO * longer) & (shorter >= 2 * threshold)
     triples = _select_distinct_triples(triples[keep], len(source))
@@ -116,6 +117,13 @@ def estimate_scale_from_matches(
     if not is_close.any():
         return None
     return float(scales[is_close][_count_inliers(poses[is_close], source, target, threshold).argmax()])
+
+
+def _measure_distances(axes: Floats, first: Ints, second: Ints) -> Floats:
+    """Return the distances [K] between points [3, N] of these numbers [K], one coordinate at a time for speed."""
+    x, y, z = (coordinates[first] - coordinates[second] for coordinates in axes)
+    distances: Floats = np.sqrt(x * x + y * y + z * z)
+    return distances
 
 
 def _select_distinct_triples(triples: Ints, count: int) -> Ints:
