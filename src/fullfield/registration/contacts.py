@@ -53,6 +53,7 @@ class Agreement(NamedTuple):
     unlikeness: Floats  # [N + M]: distance of the descriptor from that of the nearest point
     is_at_end: Flags  # [N + M]: the point or the nearest one lies where its cloud's surface ends
     is_surrounded: Flags  # [N + M]: neither the point nor the nearest one is near such an end
+    partner: Ints  # [N + M]: the nearest point of the other cloud
 
     def select_points(self, indices: Ints) -> Agreement:
         """Return the agreement of some points."""
@@ -62,6 +63,7 @@ class Agreement(NamedTuple):
             self.unlikeness[indices],
             self.is_at_end[indices],
             self.is_surrounded[indices],
+            self.partner[indices],
         )
 
     @property
@@ -173,6 +175,7 @@ def _find_agreement_with_surface(
         unlikeness=np.linalg.norm(scan.features[::sampling_step] - other_surface.scan.features[partner], axis=1),
         is_at_end=surface.is_end[::sampling_step] | other_surface.is_end[partner],
         is_surrounded=surface.is_surrounded[::sampling_step] & other_surface.is_surrounded[partner],
+        partner=partner,
     )
 
 

@@ -130,11 +130,11 @@ def find_rivals(
     sampled_agreement = best_agreement.select_points(sampled_rows)
     motions = _find_motions_onto_copies(windows.points[0], target, seed)
     best_observability = _measure_observability(
-        best_transform, source, planes, best_agreement.confirmed & best_agreement.is_surrounded
+        best_transform, source, target, best_agreement, best_agreement.confirmed & best_agreement.is_surrounded
     )
     best_constraint = _take_weakest_constraint(best_observability)
     contest = _Contest(
-        best_transform, source, planes, comparison, best_agreement, sampled_agreement, windows, best_constraint
+        best_transform, source, target, comparison, best_agreement, sampled_agreement, windows, best_constraint
     )
     rivals, compared, unsettled = list[Rival](), list[Floats](), list[tuple[Rival, Observability]]()
     for candidate in (*known_poses, *(motion @ best_transform for motion in motions)):
@@ -172,7 +172,7 @@ class _Contest(NamedTuple):
 
     best_transform: Floats
     source: Scan
-    planes: Planes  # of the target
+    target: Scan
     comparison: SurfaceComparison
     best_agreement: Agreement
     sampled_agreement: Agreement  # of every _STEP-th point
@@ -193,7 +193,7 @@ class _Contest(NamedTuple):
             rival = _compare_rival_with_best(transform, agreement, self.best_agreement, self.windows)
         if rival.margin >= _CLEAR and rival.confirmed_ratio >= _MOST:
             return rival, None
-        return rival, _measure_observability(transform, self.source, self.planes, agreement.confirmed)
+        return rival, _measure_observability(transform, self.source, self.target, agreement, agreement.confirmed)
 
     def is_constrained(self, rival: Rival, observability: Observability | None) -> bool:
         """Return whether confirmed points determine a rival, or are so many that one free motion does not matter.
@@ -293,16 +293,14 @@ def _compare_rival_with_best(
 
 
 def _measure_observability(
-    transform: Floats, source: Scan, planes: Planes, is_confirmed: Flags
+    transform: Floats, source: Scan, target: Scan, agreement: Agreement, is_used: Flags
 ) -> Observability | None:
-    """Return how confirmed points [N + M] determine a pose; None with too few."""
-    rows = np.flatnonzero(is_confirmed[: len(source.points)])
+    """Return how those points of the source that are used [N + M] determine a pose; None with too few."""
+    rows = np.flatnonzero(is_used[: len(source.points)])
     if len(rows) < _MIN_TOUCHING:
         return None
-    points = apply_transform(transform, source.points[rows])
-    partner = find_nearest_in_tree(planes.tree, points)[1]
-    normals = source.normals[rows] @ transform[:3, :3].T
-    return measure_observability(points, normals, planes.normals[partner])
+    points, normals = apply_transform(transform, source.points[rows]), source.normals[rows] @ transform[:3, :3].T
+    return measure_observability(points, normals, target.normals[agreement.partner[rows]])
 
 
 def _take_weakest_constraint(observability: Observability | None) -> float:
