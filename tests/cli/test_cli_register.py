@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from fullfield.cli import progress
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.io.point_formats.coordinate_system import CoordinateSystem, SystemRecord
 from fullfield.io.pointcloud import read_coordinate_system
-from fullfield.registration import alignment
+from fullfield.registration import AcceptedRegistration, alignment
 from fullfield.testing import sample_room_scan
 from fullfield.viz import draw_sheet
 
@@ -262,6 +263,16 @@ def test_register_las_outputs_have_coordinate_system_of_frame(cli: Any, scans: P
     ran = cli("register", "c.ply", "a.las", "b.npy", "--voxel", "0.1", "--merge", "all.las")
     assert ran.code == 3
     assert read_coordinate_system(scans / "all.las").name == "site"
+
+
+def test_register_prints_what_limits_confidence(cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert scans
+    register_module = importlib.import_module("fullfield.registration.register")
+    for doubt, words in (("a doubt", " (limited: a doubt), "), (None, ", ")):
+        accepted = AcceptedRegistration(np.eye(4), True, None, 0.89, 100, 90, 0.9, 0.01, 0.1, doubt=doubt)
+        monkeypatch.setattr(register_module, "register_clouds", lambda *_, result=accepted: result)
+        assert f"confidence 0.890{words}90 of 100 matches" in cli("register", "a.ply", "b.npy").out
+        assert cli("register", "a.ply", "b.npy", "--json").json["doubt"] == doubt
 
 
 def test_register_apply_of_unknown_cloud_takes_source_pose(cli: Any, scene: Path) -> None:

@@ -267,12 +267,16 @@ def test_register_refuses_storeys_of_one_plan(seed: int) -> None:
 
 def test_register_confidence_of_bent_clouds_is_low() -> None:
     pair = draw_pair_without_unique_pose(70132, "bent")
-    assert register(pair.source, pair.target).confidence < 0.9
+    bent = register(pair.source, pair.target)
+    assert bent.confidence < 0.9
+    assert bent.doubt == "the clouds differ slightly in shape"
 
 
 def test_register_confidence_is_not_limited_where_nearest_points_mislead() -> None:
     pair = draw_pair_with_unique_pose(90018, "filled shelves")  # a fit to all of them finds a strain of a tenth
-    assert register(pair.source, pair.target).confidence > 0.9
+    plain = register(pair.source, pair.target)
+    assert plain.confidence > 0.9
+    assert plain.doubt is None
 
 
 @pytest.mark.unit

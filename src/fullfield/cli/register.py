@@ -350,7 +350,7 @@ def _print_poses_and_write_merged_cloud(
         transform = None if one.transform is None else one.transform.tolist()
         pairs.append({"source": source, "target": target, **values, "transform": transform, "residual": pair.residual})
         words = (
-            f"confidence {one.confidence:.3f}, {_describe_residual(pair, frame)}"
+            f"confidence {one.confidence:.3f}{_describe_doubt(one)}, {_describe_residual(pair, frame)}"
             if one.success
             else f"refused: {one.reason}{_suggest_next_step(args, one, (clouds[pair.source], clouds[pair.target]))}"
         )
@@ -378,6 +378,10 @@ def _print_poses_and_write_merged_cloud(
     }
     report.print_report(args, values, "\n".join(lines), has_peak_memory=True)
     return 0 if group.is_complete else NOT_REGISTERED
+
+
+def _describe_doubt(result: Registration) -> str:
+    return f" (limited: {result.doubt})" if result.doubt else ""
 
 
 def _describe_residual(pair: PairResult, frame: str) -> str:
@@ -488,6 +492,7 @@ def _print_report(
         ),
         "points": [len(cloud) for cloud in clouds],
         "cause": result.cause,
+        "doubt": result.doubt,
         "untried": list(result.untried),
         "transform": pose,
         "candidate": candidate,
@@ -504,7 +509,8 @@ def _print_report(
     }
     lines = [" ".join(f"{value:>17.10g}" for value in row) for row in pose or ()]
     lines.append(
-        f"confidence {result.confidence:.3f}, {result.inliers} of {result.matches} matches agree, "
+        f"confidence {result.confidence:.3f}{_describe_doubt(result)}, "
+        f"{result.inliers} of {result.matches} matches agree, "
         f"{result.fitness:.1%} of the source touches the target within {result.voxel:.4g}, RMSE {result.rmse:.4g}"
         + (f"; descriptor on {device}" if device else "")
     )

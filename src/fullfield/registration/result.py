@@ -37,6 +37,7 @@ class Registration:
     free_directions: tuple[FreeDirection, ...] = ()  # motions that ``candidate`` leaves free
     alternatives: tuple[Floats, ...] = ()  # [4, 4], poses that fit as well as ``candidate``
     cause: Cause | None = None  # kind of the reason; None where the pose was accepted
+    doubt: str | None = None  # why the confidence of an accepted pose is 0.89 at most; None where it is not limited
 
     def __repr__(self) -> str:
         counts = f"{self.inliers} of {self.matches} matches agree, voxel {self.voxel:.4g}"

@@ -52,6 +52,7 @@ _MIRRORED = 1.5
 """A reflection with this many times the inliers of a pose refuses it; docs/registration.md has the measurements."""
 _MIN_REFLECTED, _MIN_REFLECTED_FRACTION = 30, 0.15  # matches, where the pose has too little evidence by itself
 _MAX_SWITCHES = 2
+_DEFORMED, _CLOSE_RIVAL = "the clouds differ slightly in shape", "another pose is nearly as good"  # doubts
 _CHANGED = 2.0  # significance of contradicted patches in each cloud, from which the scene may have changed
 _MIN_COMPARABLE, _MIN_AGREEING = 50, 0.3  # matches between surfaces that agree, away from ends; share that is right
 _ALIGNED_OVERLAP, _ALIGNED_NORMALS = 0.5, 0.9  # from which surfaces that lie on each other are evidence by themselves
@@ -153,11 +154,11 @@ def _search_pose_and_check_retry(
     report(0.95, "judging")
     evidence, pose = weighed[0]
     other_poses += [other for _, other in weighed[1:]]
-    objection, pose, is_doubtful = _judge_pose_or_better_rival(pair, evidence, pose, other_poses, search)
+    objection, pose, doubt = _judge_pose_or_better_rival(pair, evidence, pose, other_poses, search)
     if pose is not weighed[0][1]:
         evidence = pair.rank_poses_by_evidence([pose])[0][0]
     confidence = estimate_confidence(
-        evidence, _measure_doubts(pair, evidence, pose, other_poses, is_doubtful=is_doubtful)
+        evidence, _measure_doubts(pair, evidence, pose, other_poses, is_doubtful=doubt is not None)
     )
     if objection is None and confidence < _MIN_CONFIDENCE:
         reason = f"the best pose is uncertain: {_describe_uncertainty(evidence)}"
@@ -176,6 +177,7 @@ def _search_pose_and_check_retry(
         voxel=voxel,
         candidate=None if objection is None else scaled,
         cause=None if objection is None else objection.cause,
+        doubt=doubt if objection is None else None,
     )
     if objection is None:
         return result, False
@@ -284,7 +286,7 @@ class _Judgement(NamedTuple):
 
     objection: Objection | None
     pose: Floats  # the pose, or a rival that is better
-    is_doubtful: bool = False  # where nothing speaks against the pose
+    doubt: str | None = None  # what limits the confidence, where nothing speaks against the pose
 
 
 def _judge_pose_or_better_rival(
@@ -337,8 +339,9 @@ def _judge_pose_or_better_rival(
         reason = "two poses fit equally well: the scene repeats itself"
         chance = min(1 / (1 + len(equal)), BELOW_HALF)
         return _Judgement(Objection(reason, "repetition", max_confidence=chance, alternatives=equal), pose)
-    is_doubtful = deformation.is_deformed or any(rival.is_nearly_equal for rival in rivals)
-    return _Judgement(None, pose, is_doubtful)
+    has_close_rival = any(rival.is_nearly_equal for rival in rivals)
+    doubt = _DEFORMED if deformation.is_deformed else _CLOSE_RIVAL if has_close_rival else None
+    return _Judgement(None, pose, doubt)
 
 
 def _find_change_objection(pair: _Pair, pose: Floats, agreement: Agreement, windows: Windows) -> Objection | None:
