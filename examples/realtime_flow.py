@@ -10,11 +10,11 @@ from importlib.util import find_spec
 
 import torch
 
-from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, list_backends
+from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, explain_backends
 
 HEIGHT, WIDTH, FRAMES = 1080, 1920, 100
 config = TVL1Config.from_preset("fast")
-reason = dict(list_backends("cuda" if torch.cuda.is_available() else "cpu", config=config))["cuda"]
+reason = dict(explain_backends("cuda" if torch.cuda.is_available() else "cpu", config=config))["cuda"]
 
 
 def show():

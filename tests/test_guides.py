@@ -199,6 +199,6 @@ def test_troubleshooting_page_quotes_existing_messages() -> None:
 def test_support_page_names_every_backend() -> None:
     page = (DOCS / "support.md").read_text("utf-8")
     for operator in ("correlation", "spatial_correlation", "matching", "tvl1", "neighbors", "point_conv"):
-        backends = [name for name, _ in importlib.import_module(f"fullfield.ops.{operator}").list_backends()]
+        backends = [name for name, _ in importlib.import_module(f"fullfield.ops.{operator}").explain_backends()]
         line = next(line for line in page.splitlines() if f"/ops/{operator}/" in line)
         assert re.findall(r"`(\w+)`", line.split("|")[2]) == backends

@@ -19,7 +19,7 @@ _HERE = Path(__file__).parent
 _CASES = _HERE / "modes_cases.py"
 # They compute nothing in PyTorch (records, data sets, readers, writers, registries, jobs of files) or train a network.
 _WITHOUT_CASE = {
-    "AcceptedRegistration", "Augmentation", "list_backends", "DescriptorTraining", "Estimator", "evaluate_scans",
+    "AcceptedRegistration", "Augmentation", "explain_backends", "DescriptorTraining", "Estimator", "evaluate_scans",
     "fetch_weights", "FlowRun", "FlowTraining", "FollowJob", "format_frames", "Handle", "InputError", "open_plates",
     "Outcome", "Output", "parse_frames", "patch", "PointGeometry", "read_pose",
     "RefusedRegistration", "Registrar", "Registration", "release_memory", "retime_shot", "run_follow",

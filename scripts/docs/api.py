@@ -124,8 +124,8 @@ def format_module(module: str, seen: dict[int, str]) -> str:
     elsewhere: list[str] = []
     for name in sorted(home.__all__, key=str.lower):
         value = getattr(home, name)
-        if name == "list_backends":
-            elsewhere.append("`list_backends(…)`")
+        if name == "explain_backends":
+            elsewhere.append("`explain_backends(…)`")
         elif not callable(value):
             constants.append(f"`{name}`")
         elif inspect.isclass(value) and value is not FlowDataset and issubclass(value, (FlowDataset, ScanDataset)):
@@ -151,7 +151,7 @@ def build_pages() -> dict[Path, str]:
         "",
         "These pages list every public name; other names may change without notice. Most keywords are left out (`…`):\n"
         "`help(fullfield.estimate)` prints all parameters, their types and their meaning; the site shows the same.\n"
-        "`list_backends` of an operator lists what runs here, and why others do not.",
+        "`explain_backends` of an operator lists what runs here, and why others do not.",
         "",
     ]
     for page, modules in pages.items():

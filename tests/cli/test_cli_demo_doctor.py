@@ -102,7 +102,7 @@ def test_doctor_json_reports_backends_and_versions(cli: Any) -> None:
     report = ran.json
     assert ran.code == 0
     assert report["main_job"]["works"] is True
-    assert report["operators"]["tvl1"]["backend"] in dict(fullfield.ops.tvl1.list_backends())
+    assert report["operators"]["tvl1"]["backend"] in dict(fullfield.ops.tvl1.explain_backends())
     assert report["operators"]["refinement"]["backend"] in ("cpu", "reference")
     assert "cuda" in report["operators"]["refinement"]["others"]
     assert set(report["packages"].values()) == {None}
@@ -176,7 +176,7 @@ def test_build_install_command_matches_installation_source(
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("operator", ["correlation", "tvl1", "spatial_correlation", "matching"])
 def test_doctor_lists_backend_of_each_operator(cli: Any, monkeypatch: pytest.MonkeyPatch, operator: str) -> None:
-    own = import_module(f"fullfield.ops.{operator}").list_backends()
+    own = import_module(f"fullfield.ops.{operator}").explain_backends()
     report = cli("doctor", "--json").json["operators"][operator]
     assert report["backend"] == next(name for name, why in own if why is None)
 
@@ -184,7 +184,7 @@ def test_doctor_lists_backend_of_each_operator(cli: Any, monkeypatch: pytest.Mon
         kernel = {"cuda:0": None, "cuda:1": "needs a newer GPU"}.get(device, "runs on NVIDIA GPUs")
         return [("cuda", kernel), ("reference", None)]
 
-    monkeypatch.setattr(f"fullfield.ops.{operator}.list_backends", options)
+    monkeypatch.setattr(f"fullfield.ops.{operator}.explain_backends", options)
     monkeypatch.setattr("fullfield.models.prepared.explain_no_half_precision", lambda _: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     out = cli("doctor").out
@@ -208,10 +208,10 @@ def test_doctor_lists_backend_of_each_operator(cli: Any, monkeypatch: pytest.Mon
 def test_doctor_lists_gpu_backends_of_point_operators(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli("doctor", "--json").json["operators"]["neighbors"]["backend"] == "cpu"
     monkeypatch.setattr("fullfield.cli.doctor._list_cuda_and_mps_devices", lambda: ["cuda:0"])
-    monkeypatch.setattr("fullfield.ops.correlation.list_backends", lambda _: [("cuda", None)])
+    monkeypatch.setattr("fullfield.ops.correlation.explain_backends", lambda _: [("cuda", None)])
     monkeypatch.setattr("fullfield.models.prepared.explain_no_half_precision", lambda _: None)
-    monkeypatch.setattr("fullfield.ops.neighbors.list_backends", lambda *_: {"cuda": None, "cpu": "is for CPUs"})
-    monkeypatch.setattr("fullfield.ops.point_conv.list_backends", lambda *_: [("cuda", "too old"), ("cpu", None)])
+    monkeypatch.setattr("fullfield.ops.neighbors.explain_backends", lambda *_: {"cuda": None, "cpu": "is for CPUs"})
+    monkeypatch.setattr("fullfield.ops.point_conv.explain_backends", lambda *_: [("cuda", "too old"), ("cpu", None)])
     out = cli("doctor").out
     assert "neighbors     on cuda:0: backend cuda\n              cpu: is for CPUs\n" in out
     assert "point_conv    on cuda:0: backend cpu\n              cuda: too old\n" in out
@@ -219,7 +219,7 @@ def test_doctor_lists_gpu_backends_of_point_operators(cli: Any, monkeypatch: pyt
 
 @pytest.mark.usefixtures("quickly")
 def test_doctor_reports_prepared_networks(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield.ops.correlation.list_backends", lambda *_: [("reference", None)])
+    monkeypatch.setattr("fullfield.ops.correlation.explain_backends", lambda *_: [("reference", None)])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert cli("doctor", "--json").json["fast_networks"] == {}
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -249,7 +249,7 @@ def test_doctor_exits_with_2_when_estimate_fails(cli: Any, monkeypatch: pytest.M
         raise RuntimeError("illegal\ninstruction")
 
     monkeypatch.setattr(fullfield.estimators.estimation, "estimate", broken)
-    monkeypatch.setattr("fullfield.ops.tvl1.list_backends", broken)
+    monkeypatch.setattr("fullfield.ops.tvl1.explain_backends", broken)
     monkeypatch.setattr("fullfield.cli.doctor._find_tvl1_kernel_cache_and_check_warm", broken)
     monkeypatch.setattr("fullfield.cli.doctor._collect_platform_cpu_and_threads", broken)
     monkeypatch.setattr("fullfield.cli.doctor._find_ocio_config_and_count_color_spaces", broken)

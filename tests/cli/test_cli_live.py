@@ -195,7 +195,7 @@ def test_live_uploads_each_frame_once_on_gpu(cli: Any, film: str, monkeypatch: p
             before, self._before = self._before, frame
             return self._solve(before.float() / 255, frame.float() / 255)
 
-    monkeypatch.setattr("fullfield.estimators.tvl1.list_backends", lambda *_, **__: [("cuda", None)])
+    monkeypatch.setattr("fullfield.estimators.tvl1.explain_backends", lambda *_, **__: [("cuda", None)])
     monkeypatch.setattr(importlib.import_module("fullfield.ops.tvl1"), "PersistentSolver", Persistent, raising=False)
     report = cli("live", film, "--rate", "max", *QUICK, "--json").json
     assert report["backend"] == "cuda"
@@ -209,7 +209,7 @@ def test_live_uses_persistent_solver_for_tvl1_on_gpu(monkeypatch: pytest.MonkeyP
 
     assert not runs()
     reasons: dict[str, str | None] = {"cuda": None, "cpu": None}
-    monkeypatch.setattr("fullfield.estimators.tvl1.list_backends", lambda *_, **__: reasons.items())
+    monkeypatch.setattr("fullfield.estimators.tvl1.explain_backends", lambda *_, **__: reasons.items())
     solver = lambda *_, **__: object()  # noqa: E731
     monkeypatch.setattr(importlib.import_module("fullfield.ops.tvl1"), "PersistentSolver", solver, raising=False)
     assert runs()

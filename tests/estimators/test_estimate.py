@@ -376,7 +376,7 @@ def test_estimate_on_gpu_prepares_frame_size(monkeypatch: pytest.MonkeyPatch, ba
 
     monkeypatch.setattr("fullfield.estimators.tvl1.TVL1Solver", Solver)
     listed = [("cuda", None if able else "no GPU"), ("cpu", None)]
-    monkeypatch.setattr("fullfield.estimators.tvl1.list_backends", lambda *_, **__: listed)
+    monkeypatch.setattr("fullfield.estimators.tvl1.explain_backends", lambda *_, **__: listed)
     estimator = TVL1Estimator(backend=backend)
     estimator.prepare(size=(48, 64))
     estimator(torch.zeros(1, 1, 48, 64), torch.zeros(1, 1, 48, 64))

@@ -18,7 +18,7 @@ from benchmarks.cases.points.network import judged, relative_errors
 from benchmarks.cases.points.recorded_step import RecordedStep
 from fullfield.models.pointcnnpp import PointPyramid, PointResNet, PointResNetConfig
 from fullfield.ops.neighbors import cuda as neighbors
-from fullfield.ops.point_conv import list_backends, protocol, reference
+from fullfield.ops.point_conv import explain_backends, protocol, reference
 from fullfield.ops.point_conv.cuda import config, launch, pooling
 from fullfield.ops.point_norm import cuda as norms
 from refusals import refuses
@@ -27,7 +27,7 @@ CONFIGS = {
     "basic": PointResNetConfig(grid=0.04, classes=5, channels=(8, 8, 16, 16)),
     "bottleneck": PointResNetConfig.resnet50(grid=0.04, classes=5, channels=(4, 8, 8, 12), blocks=(1, 2, 1, 1)),
 }
-REASON = dict(list_backends("cuda"))["cuda"] if torch.cuda.is_available() else "no GPU that PyTorch can use"
+REASON = dict(explain_backends("cuda"))["cuda"] if torch.cuda.is_available() else "no GPU that PyTorch can use"
 Batch = tuple[Tensor, PointPyramid, Tensor]
 
 

@@ -107,7 +107,7 @@ def test_operators_warn_once_of_missing_numba(operator: str, monkeypatch: pytest
 
 def test_backends_of_all_operators_return_equal_structure(monkeypatch: pytest.MonkeyPatch) -> None:
     for operator in (correlation, neighbors, point_conv, tvl1):
-        found = operator.list_backends("cpu")
+        found = operator.explain_backends("cpu")
         assert next(name for name, _ in found) == "cuda"
         assert dict(found)["reference"] is None
         assert dict(found)["cuda"] == "runs on NVIDIA GPUs, the tensors are on cpu"

@@ -203,9 +203,9 @@ def _scenes(args: argparse.Namespace, updates: int) -> list[Scene]:
 
 def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> list[Contender]:
     from benchmarks.cases.correlation import contenders, localcorr, volume, voting
-    from fullfield.ops.correlation import list_backends
+    from fullfield.ops.correlation import explain_backends
 
-    told = dict(list_backends(device))
+    told = dict(explain_backends(device))
     absent = {name for name in args.backends if told.get(name) is not None and args.backends == BACKENDS}
     for name in sorted(absent - {"dense"}):
         note(f"{name} does not run here: {told[name]}")

@@ -181,14 +181,14 @@ def _plan(args: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
     from benchmarks.cases.points import contenders as who
     from benchmarks.cases.points.measure import Plan
     from benchmarks.harness import timing_device
-    from fullfield.ops.point_conv import list_backends
+    from fullfield.ops.point_conv import explain_backends
     from fullfield.ops.point_conv.protocol import BACKENDS
 
     parts = PARTS if "all" in args.parts else args.parts
     device = timing_device(args.device)
     gpu = device.type == "cuda"
     dtypes = [getattr(torch, name) for name in args.dtype or (["bfloat16"] if gpu else ["float32"])]
-    told = dict(list_backends(device, dtypes[0]))
+    told = dict(explain_backends(device, dtypes[0]))
     absent = {name: reason for name, reason in told.items() if reason is not None}
     names = [name for name in BACKENDS if told[name] is None and (name != "reference" or not gpu)]
     contenders = [*who.our_contenders(names), *who.baselines()]

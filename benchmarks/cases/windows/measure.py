@@ -14,7 +14,7 @@ from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.cases.windows import contenders
 from benchmarks.cases.windows.contenders import DisplacementWindow, Sampler
 from benchmarks.harness import Candidate, captured, clock_of, given_up, interleaved, peak_bytes
-from fullfield.ops.spatial_correlation import list_backends
+from fullfield.ops.spatial_correlation import explain_backends
 
 # Levels of PWC-Net's pyramid that are compared: shrinking, channels.
 PWC = ((64, 196), (32, 128), (16, 96), (8, 64), (4, 32))
@@ -82,7 +82,7 @@ def _case(
         calls = {name: partial(matcher, maps[0], maps[1]) for name, matcher in contenders.matchers().items()}
         judge = _matching_truth(maps, dtype)
     else:
-        names = [name for name, why in list_backends(plan.device, dtype) if why is None and name != "reference"]
+        names = [name for name, why in explain_backends(plan.device, dtype) if why is None and name != "reference"]
         calls = {
             "ours": partial(contenders.ours, maps[0], maps[1], window),
             **({} if names else {"ours, reference": partial(contenders.ours, maps[0], maps[1], window, "reference")}),

@@ -147,7 +147,7 @@ def _explain_unavailable_per_device() -> dict[str, str | None]:
 
 def _explain_backend_choice(operator: str, device: str = "cpu") -> dict[str, Any]:
     """Return the chosen backend on a device, and why the others are not."""
-    module, function = _ELSEWHERE.get(operator, (operator, "list_backends"))
+    module, function = _ELSEWHERE.get(operator, (operator, "explain_backends"))
     options = list(dict(getattr(import_module(f"fullfield.ops.{module}"), function)(device)).items())
     selected = next((name for name, reason in options if reason is None), None)
     reasons = {name: reason or f"can run; {selected} comes first" for name, reason in options if name != selected}

@@ -12,7 +12,7 @@ from fullfield import _check
 from fullfield.estimators._devices import check_fork_safety_and_record_use
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators.protocol import BackendRequest, Progress
-from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, list_backends
+from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, explain_backends
 from fullfield.ops.tvl1.frames import QueuedFlow
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class TVL1Estimator(BackendRequest):
         On CUDA they are those of frames of ``size``, whose solver is kept; elsewhere they serve every size.
         """
         target = _check.check_device(device)
-        able = next((name for name, reason in list_backends(target, config=self.config) if reason is None), None)
+        able = next((name for name, reason in explain_backends(target, config=self.config) if reason is None), None)
         if size is not None and (self._requested or able) == "cuda":
             blank = torch.zeros(1, 1, *size, device=target, dtype=torch.float32)
             self(blank, blank)
@@ -103,7 +103,7 @@ class TVL1Estimator(BackendRequest):
         """Return a solver for video that keeps frames and flow on the GPU; None if one cannot run with this setting."""
         if self._requested not in (None, "cuda"):
             return None
-        if dict(list_backends(device, config=self.config))["cuda"] is not None:
+        if dict(explain_backends(device, config=self.config))["cuda"] is not None:
             return None
         from fullfield.ops.tvl1 import PersistentSolver
 

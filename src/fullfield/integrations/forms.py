@@ -28,7 +28,7 @@ from fullfield._check import InputError
 from fullfield.integrations.handle import Recognizer
 from fullfield.nn import CorrelationPyramid, RAFTCorrBlock, SEARAFTCorrBlock
 from fullfield.ops._launching import explain_not_nvidia_gpu
-from fullfield.ops.correlation import correlation_lookup, list_backends
+from fullfield.ops.correlation import correlation_lookup, explain_backends
 
 _TOLERANCE = 1e-4  # of the largest value; float32
 # Output and warning filters belong to the process; two threads must not change them at the same time.
@@ -237,7 +237,7 @@ def require_kernel_or_warn(device: torch.device, backend: str | None) -> None:
         reason = explain_not_nvidia_gpu(device)
         warnings.warn(f"model: its lookups run in plain PyTorch, as the kernel {reason}", stacklevel=4)
         return
-    reason = dict(list_backends(device=device))[name]
+    reason = dict(explain_backends(device=device))[name]
     if reason is not None:
         raise InputError(f"model: the backend {name!r} cannot serve it on {device}: {reason}")
 

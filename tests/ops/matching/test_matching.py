@@ -13,10 +13,10 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield.ops.matching import (
     cuda,
+    explain_backends,
     fused,
     global_attention,
     global_matching,
-    list_backends,
     local_attention,
     local_matching,
     protocol,
@@ -89,11 +89,11 @@ def test_global_matching_half_precision_keeps_positions(device: str, dtype: torc
 
 
 def test_global_matching_explicit_backend_never_falls_back() -> None:
-    found = dict(list_backends("cpu"))
+    found = dict(explain_backends("cpu"))
     assert list(found) == ["cuda", "chunks"]
     assert found["chunks"] is None
     assert "runs on NVIDIA GPUs" in str(found["cuda"])
-    assert "float32, float16 or bfloat16" in str(dict(list_backends("cpu", torch.float64))["cuda"])
+    assert "float32, float16 or bfloat16" in str(dict(explain_backends("cpu", torch.float64))["cuda"])
     one, two, _ = maps(1, 4, 3, 5)
     assert torch.equal(global_matching(one, two, backend="chunks"), global_matching(one, two))
     with pytest.raises(InputError, match=r"cuda: runs on NVIDIA GPUs, the tensors are on cpu.*chunks: can"):

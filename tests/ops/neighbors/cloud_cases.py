@@ -12,11 +12,11 @@ from emulator import Emulator
 from torch import Tensor
 
 from benchmarks.cases.points import listing
-from fullfield.ops.neighbors import cuda, list_backends
+from fullfield.ops.neighbors import cuda, explain_backends
 from fullfield.ops.neighbors.ragged import Neighbors
 from fullfield.ops.point_conv.cuda import pooling, triplets
 
-REASON = dict(list_backends("cuda"))["cuda"] if torch.cuda.is_available() else "no GPU that PyTorch can use"
+REASON = dict(explain_backends("cuda"))["cuda"] if torch.cuda.is_available() else "no GPU that PyTorch can use"
 without_gpu = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 
@@ -87,6 +87,6 @@ def machine(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -
 def backend(request: pytest.FixtureRequest) -> Backend:
     if request.param == "emulated":
         request.getfixturevalue("machine")
-    elif request.param == "cpu" and (reason := dict(list_backends())["cpu"]) is not None:
+    elif request.param == "cpu" and (reason := dict(explain_backends())["cpu"]) is not None:
         pytest.skip(reason)
     return BACKENDS[request.param]

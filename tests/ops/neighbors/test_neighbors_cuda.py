@@ -21,7 +21,7 @@ from fullfield.io import read_point_cloud
 from fullfield.models.pointcnnpp import PointPyramid
 from fullfield.ops import _launching
 from fullfield.ops.neighbors import cuda as neighbors
-from fullfield.ops.neighbors import downsampling, grid_downsample, knn_search, list_backends, radius_search
+from fullfield.ops.neighbors import downsampling, explain_backends, grid_downsample, knn_search, radius_search
 from fullfield.ops.neighbors import reference as neighbors_by_brute_force
 from fullfield.ops.neighbors.downsampling import downsample_repeatedly
 from fullfield.ops.neighbors.ragged import check_shape_and_build_cloud
@@ -520,7 +520,7 @@ def test_radius_geometry_sums_of_many_blocks_match() -> None:
 def test_neighbors_cuda_real_cloud_equals_reference(data_dir: Path) -> None:
     points = read_point_cloud(data_dir / "pointclouds" / "indoor_dense" / "cloud_bin_0.ply").points
     points = torch.as_tensor(points)
-    if (reason := dict(list_backends())["cpu"]) is not None:
+    if (reason := dict(explain_backends())["cpu"]) is not None:
         pytest.skip(reason)
     assert same(radius_search(points.cuda(), 0.013), radius_search(points, 0.013))
     assert same(knn_search(points.cuda(), 16), knn_search(points, 16))

@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from fullfield import InputError
 from fullfield.ops.point_conv import (
-    list_backends,
+    explain_backends,
     point_conv,
     point_pool,
     radius_geometry,
@@ -295,9 +295,9 @@ def test_point_conv_ignores_autocast() -> None:
 
 
 def test_point_conv_backends_are_chosen_by_dtype() -> None:
-    assert [name for name, why in list_backends() if why is None] == ["cpu", "reference"]
+    assert [name for name, why in explain_backends() if why is None] == ["cpu", "reference"]
     assert (
-        dict(list_backends(dtype=torch.float64))["cpu"]
+        dict(explain_backends(dtype=torch.float64))["cpu"]
         == "needs float32, float16 or bfloat16 features, got torch.float64"
     )
     geometry = random_geometry(9, 12, 50)

@@ -21,7 +21,7 @@ from fullfield.ops import _launching
 from fullfield.ops._launching import GpuProperties
 from fullfield.ops.point_conv import (
     PointGeometry,
-    list_backends,
+    explain_backends,
     point_conv,
     radius_geometry,
     triplet_geometry,
@@ -655,7 +655,7 @@ def test_point_conv_cuda_does_not_synchronize() -> None:
 
 @on_gpu
 def test_point_conv_on_gpu_chooses_cuda() -> None:
-    assert list_backends("cuda")[0] == ("cuda", None)
+    assert explain_backends("cuda")[0] == ("cuda", None)
     geometry = random_geometry(40, 30, 300).to("cuda")
     tensors = draw(geometry, (16, 16), 1, torch.float32)
     assert torch.equal(point_conv(*tensors[:2], geometry), point_conv(*tensors[:2], geometry, backend="cuda"))

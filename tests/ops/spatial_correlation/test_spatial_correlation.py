@@ -15,7 +15,7 @@ from windows_cases import ALIGNED_NOT, CASES, by_loops, compare, draw, named, re
 from fullfield import InputError
 from fullfield.ops import _launching
 from fullfield.ops._launching import GpuProperties
-from fullfield.ops.spatial_correlation import cuda, list_backends, reference, spatial_correlation
+from fullfield.ops.spatial_correlation import cuda, explain_backends, reference, spatial_correlation
 from fullfield.ops.spatial_correlation.protocol import DisplacementWindow
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -148,7 +148,7 @@ def test_spatial_correlation_refuses_bad_arguments(change: dict[str, Any], messa
 
 
 def test_spatial_correlation_backends_explain_refusals() -> None:
-    reasons = dict(list_backends("cpu"))
+    reasons = dict(explain_backends("cpu"))
     assert reasons["reference"] is None
     assert "NVIDIA" in str(reasons["cuda"])
 

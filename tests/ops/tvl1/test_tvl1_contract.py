@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fullfield import InputError
 from fullfield._config import Config
-from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, list_backends, tvl1
+from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, explain_backends, tvl1
 from fullfield.ops.tvl1.config import PRESETS, RefinementConfig
 from fullfield.testing import sample_textured_scene
 
@@ -116,13 +116,13 @@ def test_tvl1_explicit_backend_never_falls_back() -> None:
         TVL1Solver(40, 56, backend="gpu")
     assert TVL1Solver(40, 56, dtype=torch.float64).backend == "reference"
     assert TVL1Solver(40, 56).backend == "cpu"
-    assert dict(list_backends("cuda"))["cpu"] == "runs on cpu only, got cuda"
-    assert dict(list_backends("cpu"))["cuda"] == "runs on NVIDIA GPUs, the tensors are on cpu"
+    assert dict(explain_backends("cuda"))["cpu"] == "runs on cpu only, got cuda"
+    assert dict(explain_backends("cpu"))["cuda"] == "runs on NVIDIA GPUs, the tensors are on cpu"
 
 
 def test_tvl1_refuses_cuda_only_settings_elsewhere() -> None:
     config, words = QUICK.replace(precision="float16"), "precision float16"
-    assert dict(list_backends("cpu", config=config))["cpu"] == f"has no {words}"
+    assert dict(explain_backends("cpu", config=config))["cpu"] == f"has no {words}"
     for backend in ("cpu", "reference"):
         with pytest.raises(InputError, match=rf"cannot serve this request .*reference: has no {words}"):
             TVL1Solver(40, 56, config, backend=backend)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield import InputError, estimate
 from fullfield.estimators import TVL1Estimator
-from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, list_backends, tvl1
+from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, explain_backends, tvl1
 from tests.oracles.tvl1 import VARIANTS
 
 pytestmark = [
@@ -54,7 +54,7 @@ def solved(frames: list[Tensor], config: TVL1Config, **more: Any) -> Tensor:
 
 
 def test_tvl1_solver_on_gpu_chooses_cuda() -> None:
-    assert list_backends("cuda")[0] == ("cuda", None)
+    assert explain_backends("cuda")[0] == ("cuda", None)
     assert TVL1Solver(20, 30, device="cuda").backend == "cuda"
     assert TVL1Solver(20, 30, device="cuda", dtype=torch.float64).backend == "reference"
     with pytest.raises(InputError, match="cuda: takes and returns float32, got float64"):

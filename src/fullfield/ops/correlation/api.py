@@ -169,7 +169,7 @@ register_operator(
 )  # fmt: skip
 
 
-def list_backends(
+def explain_backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend that can serve RAFT's lookups here, (name, reason) for the others.

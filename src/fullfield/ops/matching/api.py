@@ -108,7 +108,7 @@ def _choose_backend(request: MatchingRequest, backend: str | None) -> str:
     return MATCHERS.choose(backend, request)
 
 
-def list_backends(
+def explain_backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend of :func:`global_matching` that runs here, (name, reason) for others.

@@ -27,7 +27,7 @@ MAX_NEIGHBORS = 1024
 _BITS = 21  # bits of a coordinate in a Morton code
 
 
-def list_backends(device: str | torch.device = "cpu") -> list[tuple[str, str | None]]:
+def explain_backends(device: str | torch.device = "cpu") -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend that runs on ``device``, (name, reason) for others; preferred first."""
     return SEARCHES.list_refusals(torch.device(device))
 

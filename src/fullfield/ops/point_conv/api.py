@@ -232,7 +232,7 @@ def convolve_points(features: Tensor, weight: Tensor, bias: Tensor | None, *rest
     return convolve_features(features, weight, bias, *rest)
 
 
-def list_backends(
+def explain_backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend that can serve a 3×3×3 convolution of 64 channels, (name, reason) else.

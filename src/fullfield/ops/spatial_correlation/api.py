@@ -120,7 +120,7 @@ class _SpatialCorrelation(torch.autograd.Function):
 _apply = get_apply_without_functorch(_SpatialCorrelation)
 
 
-def list_backends(
+def explain_backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend that runs here, (name, reason) for the others, preferred first.

@@ -6,7 +6,7 @@ from fullfield._lazy import create_lazy_attributes
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.api import TVL1Solver as TVL1Solver
-    from fullfield.ops.tvl1.api import list_backends as list_backends
+    from fullfield.ops.tvl1.api import explain_backends as explain_backends
     from fullfield.ops.tvl1.api import tvl1 as tvl1
     from fullfield.ops.tvl1.config import TVL1Config as TVL1Config
     from fullfield.ops.tvl1.guided import FlowRefiner as FlowRefiner
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fullfield.ops.tvl1.persistent import PersistentSolver as PersistentSolver
 
 _HOMES = {
-    "api": "TVL1Solver list_backends tvl1",
+    "api": "TVL1Solver explain_backends tvl1",
     "config": "TVL1Config",
     "guided": "FlowRefiner refine_flow",
     "persistent": "PersistentSolver",

@@ -22,7 +22,7 @@ BACKENDS = ("cuda", "cpu", "reference")
 SOLVERS = Backends("TV-L1", f"{__package__}.", BACKENDS)
 
 
-def list_backends(
+def explain_backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, config: TVL1Config | None = None
 ) -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend that can run here, (name, reason) for others; preferred first."""
