@@ -81,7 +81,9 @@ def generate_lookup_source(
     return shapes.generate_lookup_source(actual, out, channels_last)
 
 
-def generate_gradient_sources(request: LookupRequest, arch: str, grad: int = 0) -> tuple[KernelSource, KernelSource]:
+def generate_collect_and_multiply_sources(
+    request: LookupRequest, arch: str, grad: int = 0
+) -> tuple[KernelSource, KernelSource]:
     """Return the sources of ``collect`` and of ``multiply_out``."""
     shared = SHARED[arch]
     actual = shapes.derive_gradient_config(shapes.choose_forward_config(request, get_device_gpu_properties(arch)))
@@ -108,7 +110,7 @@ def of_lookups(arch: str) -> Limits:
         yield generate_lookup_source(request, arch), "lookup", 168 if hopper else 255, 0 if hopper else 1024
         prepare = shapes.generate_prepare_source(forward, code, shapes.is_scaled_to_float16(request, forward), False)
         yield prepare, "prepare magnitude", 80, 16
-        collect, multiply = generate_gradient_sources(request, arch)
+        collect, multiply = generate_collect_and_multiply_sources(request, arch)
         # Five blocks a multiprocessor; before sm_80 shared memory holds one.
         yield collect, "collect", 104 if turing else 102, 0
         yield multiply, "multiply_out", 255 if forward.split or turing else 128, 256  # two blocks, where they fit
@@ -337,7 +339,7 @@ def test_lookup_variants_compile(arch: str) -> None:
         request = build_lookup_request(channels, radius, dtype, levels=8)
         for source in (
             generate_lookup_source(request, arch, out, channels_last),
-            *generate_gradient_sources(request, arch, out),
+            *generate_collect_and_multiply_sources(request, arch, out),
         ):
             assert resources(source, arch)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fullfield.models.downloads import DownloadError, compute_sha256, download, extract_zip_member
+from fullfield.models.downloads import DownloadError, compute_sha256, download_if_missing, extract_zip_member_if_missing
 
 pytestmark = pytest.mark.unit
 
@@ -86,12 +86,14 @@ def names(folder: Path) -> set[str]:
 def test_download_is_complete_and_reports_progress(server: Server, tmp_path: Path) -> None:
     reports: list[tuple[int, int | None]] = []
     target = tmp_path / "file.bin"
-    download(server.url(), target, sha256=SUM[:8], progress=lambda done, total: reports.append((done, total)))
+    download_if_missing(
+        server.url(), target, sha256=SUM[:8], progress=lambda done, total: reports.append((done, total))
+    )
     assert target.read_bytes() == CONTENT
     assert names(tmp_path) == {"file.bin"}
     assert reports[-1] == (len(CONTENT), len(CONTENT))
     assert [done for done, _ in reports] == sorted(done for done, _ in reports)
-    download(server.url(), target)
+    download_if_missing(server.url(), target)
     assert len(server.asked) == 1
 
 
@@ -108,7 +110,7 @@ def test_download_resumes_after_cut(
     server: Server, tmp_path: Path, tag: str, ranges: bool, cut: list[int], asked: list[str | None]
 ) -> None:
     server.tag, server.ranges, server.cut = tag, ranges, [*cut]
-    download(server.url(), tmp_path / "file.bin", sha256=SUM)
+    download_if_missing(server.url(), tmp_path / "file.bin", sha256=SUM)
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
     assert server.asked == asked
 
@@ -117,10 +119,10 @@ def test_download_resumes_in_later_call(server: Server, tmp_path: Path) -> None:
     server.cut = [100_000, 100_000, 100_000]
     target = tmp_path / "file.bin"
     with pytest.raises(DownloadError, match="broke off after 300000 of 1048576 bytes; the next call resumes"):
-        download(server.url(), target)
+        download_if_missing(server.url(), target)
     assert names(tmp_path) == {"file.bin.part", "file.bin.part.tag"}
     server.asked.clear()
-    download(server.url(), target)
+    download_if_missing(server.url(), target)
     assert server.asked == ["bytes=300000-"]
     assert target.read_bytes() == CONTENT
 
@@ -135,20 +137,20 @@ def test_download_restarts_when_file_changed(
 ) -> None:
     server.cut, target = [*cut], tmp_path / "file.bin"
     with pytest.raises(DownloadError):
-        download(server.url(), target)
+        download_if_missing(server.url(), target)
     server.content, server.tag = content, tag
-    download(server.url(), target)
+    download_if_missing(server.url(), target)
     assert target.read_bytes() == content
 
 
 def test_download_leaves_no_file_after_failure(server: Server, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=f"expected the SHA-256 abcd, got {SUM}; nothing was kept"):
-        download(server.url(), tmp_path / "file.bin", sha256="abcd")
+        download_if_missing(server.url(), tmp_path / "file.bin", sha256="abcd")
     assert names(tmp_path) == set()
     with pytest.raises(DownloadError, match=r"/missing: the server answered 404 Not Found$"):
-        download(server.url("/missing"), tmp_path / "file.bin")
+        download_if_missing(server.url("/missing"), tmp_path / "file.bin")
     with pytest.raises(DownloadError, match=r"http://127\.0\.0\.1:9/x: cannot be reached \(.*refused.*\)$"):
-        download("http://127.0.0.1:9/x", tmp_path / "file.bin")
+        download_if_missing("http://127.0.0.1:9/x", tmp_path / "file.bin")
     assert names(tmp_path) == set()
 
 
@@ -160,14 +162,17 @@ def test_download_refuses_redirect_to_http(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: Answer(CONTENT))
     with pytest.raises(DownloadError, match=r"https://here/file\.bin: the server sent us on to http://elsewhere/"):
-        download("https://here/file.bin", tmp_path / "file.bin")
+        download_if_missing("https://here/file.bin", tmp_path / "file.bin")
     assert names(tmp_path) == set()
-    download("http://here/file.bin", tmp_path / "file.bin", sha256=SUM)
+    download_if_missing("http://here/file.bin", tmp_path / "file.bin", sha256=SUM)
 
 
 def test_download_runs_once_for_many_processes(server: Server, tmp_path: Path) -> None:
     target = tmp_path / "file.bin"
-    callers = [threading.Thread(target=download, args=(server.url(), target), kwargs={"sha256": SUM}) for _ in range(6)]
+    callers = [
+        threading.Thread(target=download_if_missing, args=(server.url(), target), kwargs={"sha256": SUM})
+        for _ in range(6)
+    ]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -181,18 +186,18 @@ def test_download_extracts_archive_member(tmp_path: Path, monkeypatch: pytest.Mo
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("models/x.pth", CONTENT)
     target = tmp_path / "x.pth"
-    extract_zip_member(archive, "models/x.pth", target, sha256=SUM)
+    extract_zip_member_if_missing(archive, "models/x.pth", target, sha256=SUM)
     assert compute_sha256(target) == SUM
     for member, sha256, message in (
         ("models/y.pth", None, "expected models/y.pth inside"),
         ("models/x.pth", "ab", "SHA"),
     ):
         with pytest.raises(DownloadError, match=message):
-            extract_zip_member(archive, member, tmp_path / "y.pth", sha256=sha256)
+            extract_zip_member_if_missing(archive, member, tmp_path / "y.pth", sha256=sha256)
     monkeypatch.setattr("fullfield.models.downloads._LARGEST_MEMBER", len(CONTENT) - 1)
     with pytest.raises(DownloadError, match="claims 1048576 bytes, more than any weights have"):
-        extract_zip_member(archive, "models/x.pth", tmp_path / "y.pth")
+        extract_zip_member_if_missing(archive, "models/x.pth", tmp_path / "y.pth")
     archive.write_bytes(archive.read_bytes()[:-30])
     with pytest.raises(DownloadError, match="expected a zip file"):
-        extract_zip_member(archive, "models/x.pth", tmp_path / "y.pth")
+        extract_zip_member_if_missing(archive, "models/x.pth", tmp_path / "y.pth")
     assert names(tmp_path) == {"a.zip", "x.pth"}

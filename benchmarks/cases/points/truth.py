@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.cases.points.contenders import Problem
 from fullfield.ops.point_conv.api import transpose_weight
-from fullfield.ops.point_conv.triplets import Triplets, expand_row_offsets, unpack_triplets
+from fullfield.ops.point_conv.triplets import Triplets, expand_row_offsets, unpack_indices_and_cells
 
 CHECKED = 100
 """Centres, and points."""
@@ -91,7 +91,7 @@ def _rows(triplets: Triplets, rows: Tensor, features: Tensor, weight: Tensor) ->
     row = expand_row_offsets(bounds)
     at = torch.arange(row.numel(), device=row.device) - bounds[row] + starts[row]
     some = Triplets(bounds, triplets.entries[at], triplets.cells[at] if triplets.cells.numel() else triplets.cells)
-    index, cell = unpack_triplets(some, weight.shape[0])
+    index, cell = unpack_indices_and_cells(some, weight.shape[0])
     out = torch.zeros(len(rows), weight.shape[2], dtype=torch.float64, device=rows.device)
     for part in torch.split(torch.arange(row.numel(), device=row.device), _AT_A_TIME):
         products = torch.bmm(features[index[part]].double()[:, None], weight[cell[part]].double())
@@ -102,7 +102,7 @@ def _rows(triplets: Triplets, rows: Tensor, features: Tensor, weight: Tensor) ->
 def _weights(
     triplets: Triplets, features: Tensor, grad: Tensor, cells: int, pairs: Sequence[tuple[int, int]]
 ) -> Tensor:
-    index, cell = unpack_triplets(triplets, cells)
+    index, cell = unpack_indices_and_cells(triplets, cells)
     row = expand_row_offsets(triplets.rows)
     sums = []
     for a, b in pairs:

@@ -57,11 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Convert one flow, or those of a shot, and report."""
-    pairs = _check_and_list_input_output_pairs(args)
+    pairs = _check_arguments_clean_folder_and_pair_files(args)
     packing = parse_compression_and_half(args)
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
-    converted = [_convert_and_note_losses(args, source, output, packing) for source, output in pairs]
+    converted = [_convert_print_losses_and_summarize(args, source, output, packing) for source, output in pairs]
     if len(converted) == 1 and not has_number_field(args.input):
         content = converted[0]
         width, height = content["size"].values()
@@ -84,7 +84,7 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_and_list_input_output_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
+def _check_arguments_clean_folder_and_pair_files(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Return the files to read, each with the file to write."""
     name, suffixes = ("OUT of --st-map", (".exr",)) if args.st_map else ("OUT", FLOW_WRITE_SUFFIXES)
     if not has_number_field(args.input):
@@ -107,7 +107,7 @@ def _check_and_list_input_output_pairs(args: argparse.Namespace) -> list[tuple[s
     return [(sources[number], outputs[number]) for number in numbers]
 
 
-def _convert_and_note_losses(
+def _convert_print_losses_and_summarize(
     args: argparse.Namespace, input_path: str, output_path: str, write_arguments: dict[str, Any]
 ) -> dict[str, Any]:
     """Convert one file, compare what was written with what was read, and return the facts about it."""
@@ -125,7 +125,7 @@ def _convert_and_note_losses(
     with rename_arguments_in_errors(channels="--channels", layer="--layer"):
         flow, valid = _resize_by_scale_option(args, *io.read_flow(input_path, **choice, **window_choice))
     unknown = int((~valid).sum())
-    backward = _read_backward_layer_or_note_loss(args, input_path, output_path)
+    backward = _read_resized_backward_layer_or_print_loss(args, input_path, output_path)
     with rename_arguments_in_errors(flow=output_path, backward=output_path):
         if args.st_map:
             io.write_st_map(output_path, flow, window=window)
@@ -178,7 +178,7 @@ def _measure_conversion_loss(flow: Tensor, valid: Tensor, written: Tensor, writt
     return _ConversionLoss(largest, mean, int((~valid & written_valid).sum()))
 
 
-def _read_backward_layer_or_note_loss(args: argparse.Namespace, source: str, output: str) -> Tensor | None:
+def _read_resized_backward_layer_or_print_loss(args: argparse.Namespace, source: str, output: str) -> Tensor | None:
     """Return the backward layer of an EXR, which another EXR keeps; None if there is none or it is lost."""
     from fullfield.io.vectors import has_backward_flow, read_flow_direction
 

@@ -17,7 +17,7 @@ from fullfield.estimators._devices import check_fork_safety_and_record_use
 from fullfield.estimators._frames import check_frame_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowSettings
 from fullfield.estimators.protocol import LoadingEstimator, Progress
-from fullfield.models.downloads import DownloadError, DownloadProgress, compute_sha256, download
+from fullfield.models.downloads import DownloadError, DownloadProgress, compute_sha256, download_if_missing
 from fullfield.models.state import load_state_into, read_state_dict
 from fullfield.models.weights import create_weights_folder
 
@@ -249,7 +249,7 @@ def _download_unless_cached(url: str, download_progress: DownloadProgress | None
     if not target.is_file():
         match = _DIGEST.search(file)
         try:
-            download(url, target, sha256=match.group(1) if match else None, progress=download_progress)
+            download_if_missing(url, target, sha256=match.group(1) if match else None, progress=download_progress)
         except DownloadError as error:
             raise DownloadError(f"{error}; fetch {url} and put it at {target}, or pass a file as weights") from None
     return target

@@ -31,7 +31,7 @@ class _TransferInterrupted(Exception):
     """Interrupted transfer, to be tried again; what arrived is kept."""
 
 
-def download(
+def download_if_missing(
     url: str,
     target: Path,
     *,
@@ -39,7 +39,7 @@ def download(
     progress: DownloadProgress | None = None,
     timeout: float = 30.0,
 ) -> None:
-    """Download ``url`` to ``target``.
+    """Download ``url`` to ``target`` unless the file exists.
 
     Incomplete downloads stay in ``target.part``; a later call resumes them if the server still has the same file.
     ``target`` appears complete and checked, or not at all. If several processes request the same file, one downloads
@@ -76,8 +76,8 @@ def download(
         _get_validator_path(partial_file).unlink(missing_ok=True)
 
 
-def extract_zip_member(archive: Path, member: str, target: Path, *, sha256: str | None = None) -> None:
-    """Write one member of a zip file to ``target``, complete and checked or not at all.
+def extract_zip_member_if_missing(archive: Path, member: str, target: Path, *, sha256: str | None = None) -> None:
+    """Write one member of a zip file to ``target`` unless it exists, complete and checked or not at all.
 
     Args:
         archive: the zip file.
@@ -135,11 +135,11 @@ def _resume_download(url: str, partial_file: Path, progress: DownloadProgress | 
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
             if url.startswith("https:") and not response.url.startswith("https:"):
                 raise DownloadError(f"{url}: the server sent us on to {response.url}, which is not encrypted")
-            start, total = _parse_content_range(response, received_bytes)
+            start, total = _check_range_and_get_start_and_size(response, received_bytes)
             if start == 0:
                 validator_path.write_text(_get_if_range_validator(response), "utf-8")
             with partial_file.open("ab" if start else "wb") as file:
-                received_bytes = _copy_response_to_file(response, file, start, total, progress)
+                received_bytes = _copy_response_and_count_bytes(response, file, start, total, progress)
     except urllib.error.HTTPError as error:
         if error.code == 416:  # our part is longer than the file
             _delete_partial(partial_file)
@@ -153,7 +153,9 @@ def _resume_download(url: str, partial_file: Path, progress: DownloadProgress | 
         raise _TransferInterrupted(f"the connection broke off after {received_bytes} of {total} bytes")
 
 
-def _parse_content_range(response: http.client.HTTPResponse, received_bytes: int) -> tuple[int, int | None]:
+def _check_range_and_get_start_and_size(
+    response: http.client.HTTPResponse, received_bytes: int
+) -> tuple[int, int | None]:
     """Return the offset of the answer in the file, and the length of the file."""
     if response.status == 206:
         extent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
@@ -164,7 +166,7 @@ def _parse_content_range(response: http.client.HTTPResponse, received_bytes: int
     return 0, int(length) if length.isdigit() else None
 
 
-def _copy_response_to_file(
+def _copy_response_and_count_bytes(
     source: IO[bytes], file: IO[bytes], received_bytes: int, total: int | None, progress: DownloadProgress | None
 ) -> int:
     while True:

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 from fullfield import _check
 from fullfield._check import InputError, SetupError
 from fullfield._kernels.cache_folder import iterate_candidate_cache_folders, try_create_private_folder
-from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract_zip_member
+from fullfield.models.downloads import (
+    DownloadError,
+    DownloadProgress,
+    download_if_missing,
+    extract_zip_member_if_missing,
+)
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
 from fullfield.models.shape import NetworkArchitecture
@@ -369,12 +374,12 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
         )
     try:
         if entry.archive is None or entry.member is None:
-            download(address, target, sha256=entry.sha256, progress=progress)
+            download_if_missing(address, target, sha256=entry.sha256, progress=progress)
         else:
             archive = _find_cached_file(entry.archive) or folder / entry.archive
             if not archive.is_file():
-                download(address, archive, sha256=entry.archive_sha256, progress=progress)
-            extract_zip_member(archive, entry.member, target, sha256=entry.sha256)
+                download_if_missing(address, archive, sha256=entry.archive_sha256, progress=progress)
+            extract_zip_member_if_missing(archive, entry.member, target, sha256=entry.sha256)
     except DownloadError as error:
         raise DownloadError(f"{entry.name}: {error}; {_format_manual_download_instructions(entry, target)}") from None
     return target

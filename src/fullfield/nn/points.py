@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield.ops.point_conv import PointGeometry, point_conv, point_pool
-from fullfield.ops.point_conv.api import point_conv_norm
+from fullfield.ops.point_conv.api import point_conv_layer_norm
 from fullfield.ops.point_conv.protocol import expand_kernel_size
 from fullfield.ops.point_norm import KINDS, Running, point_norm
 
@@ -124,7 +124,7 @@ class PointNorm(nn.Module):
         if not plain or _has_hooks(conv) or _has_hooks(self):
             out: Tensor = self(conv(features, geometry), sizes, residual, relu=relu)
             return out
-        return point_conv_norm(
+        return point_conv_layer_norm(
             features, conv.weight, geometry, *self._get_scale_and_shift(), self.eps,
             groups=conv.groups, residual=residual, relu=relu, backend=conv.backend,
         )  # fmt: skip

@@ -116,8 +116,8 @@ def test_geometry_backends_return_equal_triplets(monkeypatch: pytest.MonkeyPatch
     turned = [backend.transpose_triplets(one, 300, kernel**3) for backend in (reference, cpu)]
     for a, b in zip(*turned, strict=True):
         assert torch.equal(a, b)
-    i, (j, k) = triplets.expand_row_offsets(one.rows), triplets.unpack_triplets(one, kernel**3)
-    jj, (ii, kk) = triplets.expand_row_offsets(turned[0].rows), triplets.unpack_triplets(turned[0], kernel**3)
+    i, (j, k) = triplets.expand_row_offsets(one.rows), triplets.unpack_indices_and_cells(one, kernel**3)
+    jj, (ii, kk) = triplets.expand_row_offsets(turned[0].rows), triplets.unpack_indices_and_cells(turned[0], kernel**3)
     assert {*zip(i.tolist(), j.tolist(), k.tolist(), strict=True)} == {
         *zip(ii.tolist(), jj.tolist(), kk.tolist(), strict=True)
     }
@@ -167,7 +167,7 @@ def test_count_index_bits_leaves_room_for_cells(cells: int, bits: int) -> None:
         packed = triplets.pack_triplets(torch.tensor([0, 4]), index, cell, columns, cells)
         assert packed.entries.dtype == torch.int32
         assert bool(packed.cells.numel()) == (columns > 1 << bits)
-        for got, expected in zip(triplets.unpack_triplets(packed, cells), (index, cell), strict=True):
+        for got, expected in zip(triplets.unpack_indices_and_cells(packed, cells), (index, cell), strict=True):
             assert torch.equal(got, expected)
 
 

@@ -16,7 +16,7 @@ from fullfield.nn import PointNorm
 from fullfield.ops import _launching
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv import point_conv, protocol, radius_geometry, reference
-from fullfield.ops.point_conv.api import point_conv_norm
+from fullfield.ops.point_conv.api import point_conv_layer_norm
 from fullfield.ops.point_norm import KINDS, Running, cuda, point_norm
 from fullfield.ops.point_norm.reference import normalize
 
@@ -198,7 +198,7 @@ def test_norm_convolve_equals_convolution_then_norm(residual: bool, relu: bool) 
     grad = torch.randn(60, 16, generator=generator)
 
     def one(features: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, more: Tensor | None = None) -> Tensor:
-        return point_conv_norm(features, weight, geometry, scale, shift, residual=more, relu=relu, backend="cpu")
+        return point_conv_layer_norm(features, weight, geometry, scale, shift, residual=more, relu=relu, backend="cpu")
 
     def two(features: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, more: Tensor | None = None) -> Tensor:
         moved = point_conv(features, weight, geometry, backend="cpu")
@@ -234,7 +234,7 @@ def test_point_norm_refuses_residual_of_other_dtype() -> None:
     features, weight = torch.ones(20, 4, dtype=torch.float16), torch.ones(27, 4, 16, dtype=torch.float16)
     learned = (torch.ones(16, requires_grad=True), torch.zeros(16))
     with pytest.raises(InputError, match="residual: expected dtype float16"):
-        point_conv_norm(features, weight, geometry, *learned, residual=torch.ones(20, 16), backend="cpu")
+        point_conv_layer_norm(features, weight, geometry, *learned, residual=torch.ones(20, 16), backend="cpu")
 
 
 @pytest.mark.gpu

@@ -68,7 +68,7 @@ def steps(stepper: TrainingStepper, source: Scenes, count: int, first: int = 0) 
 def test_train_flow_reduces_loss(scenes: Scenes) -> None:
     for kind in (Tiny, Plain):
         stepper = TrainingStepper(network(kind).train(), FlowTraining(learning_rate=5e-3, average=0.9))
-        assert stepper.loss == ("mixture" if kind is Tiny else "sequence")
+        assert stepper.loss_name == ("mixture" if kind is Tiny else "sequence")
         steps(stepper, scenes, 5)
         early = stepper.read_and_reset_means()
         steps(stepper, scenes, 40)
@@ -675,6 +675,8 @@ def test_stepper_compiles_network_parts_once(
     first, second = messages()
     assert first == "compiling the network (torch.compile, default); this may take a minute, or longer ..."
     assert re.fullmatch(r"compiled in \d+\.\d s", second)
+    stepper.unfreeze_biases_and_uncompile()
+    assert stepper.model.part._compiled_call_impl is None  # type: ignore[union-attr]
     plain = TrainingStepper(network(Many).train(), training.replace(compile=None))
     steps(plain, scenes, 24)
     assert len(messages()) == 2
@@ -706,7 +708,7 @@ def test_stepper_folds_biases_into_norms(scenes: Scenes) -> None:
     assert not any(model.get_parameter(name).requires_grad for name in names)
     assert all(float(model.get_parameter(name).abs().max()) == 0 for name in names)
     assert model.fnet.bn1.running_mean.abs().max() > 0
-    stepper.restore_gradients_and_uncompile()
+    stepper.unfreeze_biases_and_uncompile()
     assert all(parameter.requires_grad for parameter in model.parameters())
     frozen = small_network()
     loop.freeze_batch_norm_statistics(frozen)

@@ -27,7 +27,7 @@ from fullfield.ops.point_norm.api import recompute_norm_gradients
 _BLOCK = 1024
 
 
-def choose_backend_module(
+def choose_backend_module_and_build_request(
     features: Tensor, channels_out: int, triplets: Triplets, cells: int, groups: int, backend: str | None
 ) -> tuple[Any, ConvRequest]:
     """Return the backend's module, and the request for it."""
@@ -61,7 +61,9 @@ def convolve_features(
 ) -> Tensor:  # fmt: skip
     """Convolve features with weights and add the bias."""
     triplets = Triplets(*forward)
-    module, request = choose_backend_module(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
+    module, request = choose_backend_module_and_build_request(
+        features, weight.shape[2], triplets, weight.shape[0], groups, backend
+    )
     with disable_autocast_and_grad(features.device.type):
         operands = (features.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous())
         out: Tensor = module.convolve_triplets(request, *operands, triplets)
@@ -74,7 +76,9 @@ def compute_feature_gradient(
 ) -> Tensor:  # fmt: skip
     """Return the gradient of the features, without a transposed copy of the weights if the backend can."""
     triplets = Triplets(*(forward if mirrored else backward))
-    module, request = choose_backend_module(grad, weight.shape[1] * groups, triplets, weight.shape[0], groups, backend)
+    module, request = choose_backend_module_and_build_request(
+        grad, weight.shape[1] * groups, triplets, weight.shape[0], groups, backend
+    )
     with disable_autocast_and_grad(grad.device.type):
         return multiply_by_transposed_weight(module, request, grad.contiguous(), weight, triplets, mirrored)
 
@@ -102,7 +106,7 @@ def compute_weight_gradient(
 ) -> Tensor:  # fmt: skip
     """Return the gradient of the weight."""
     triplets = Triplets(*forward)
-    module, request = choose_backend_module(features, grad.shape[1], triplets, cells, groups, backend)
+    module, request = choose_backend_module_and_build_request(features, grad.shape[1], triplets, cells, groups, backend)
     with disable_autocast_and_grad(features.device.type):
         out: Tensor = module.sum_outer_products(request, features.contiguous(), grad.contiguous(), triplets)
     return out
@@ -300,7 +304,7 @@ def point_conv(
     return convolve_points(features, weight, bias, *geometry.list_directions(), geometry.mirrored, groups, backend)
 
 
-def point_conv_norm(
+def point_conv_layer_norm(
     features: Tensor,  # [N, Cin]
     weight: Tensor,  # [K, Cin / groups, Cout]
     geometry: PointGeometry,  # of N points and M centres
@@ -351,7 +355,9 @@ class _ConvNorm(torch.autograd.Function):
         relu: bool,
     ) -> Tensor:
         triplets = geometry.forward
-        module, request = choose_backend_module(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
+        module, request = choose_backend_module_and_build_request(
+            features, weight.shape[2], triplets, weight.shape[0], groups, backend
+        )
         convolved = module.convolve_triplets(request, features.contiguous(), weight.contiguous(), None, triplets)
         out = layer_norm.normalize_forward(convolved, scale, shift, residual, eps, relu)
         ctx.save_for_backward(features, weight, scale, shift, convolved, out if relu else None)

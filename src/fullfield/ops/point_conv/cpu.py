@@ -48,7 +48,7 @@ def _as_float_array(tensor: Tensor) -> NDArray[np.float32]:
     return array
 
 
-def _unpack_triplets_and_index_bits(triplets: Triplets, cells: int) -> tuple[Any, Any, Any, int]:
+def _get_arrays_and_index_bits(triplets: Triplets, cells: int) -> tuple[Any, Any, Any, int]:
     rows, entries, side_cells = (t.numpy() for t in triplets)
     return rows, entries.view(np.uint32), side_cells, count_index_bits(cells)
 
@@ -96,7 +96,7 @@ def convolve_triplets(
     groups, joined = _choose_joined_groups(request)
     flat = _pack_weight(_join_groups(weight, groups, joined)).numpy()
     added = _as_float_array(torch.zeros(outputs, dtype=torch.float32) if bias is None else bias)
-    arrays = (_as_float_array(features), flat, added, *_unpack_triplets_and_index_bits(triplets, request.cells))
+    arrays = (_as_float_array(features), flat, added, *_get_arrays_and_index_bits(triplets, request.cells))
     sizes = (request.cells, groups, request.channels[0] // groups, outputs // groups)
     result = out.numpy()
     _run_on_ranges(-(-request.rows // TILE), 1, lambda a, b: kernel(*arrays, *sizes, result, a, b))
@@ -118,7 +118,7 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     arrays = (
         _as_float_array(features),
         _as_float_array(grad),
-        *_unpack_triplets_and_index_bits(triplets, request.cells),
+        *_get_arrays_and_index_bits(triplets, request.cells),
         request.cells,
     )
     blocks = -(-inputs // BLOCK)
@@ -149,7 +149,7 @@ def build_triplets(
     rows, indices = neighbors
     count = kernel_size[0] * kernel_size[1] * kernel_size[2]
     triplets = _allocate_triplets(rows.contiguous(), points.shape[0], indices.numel(), count)
-    _, entries, cells, bits = _unpack_triplets_and_index_bits(triplets, count)
+    _, entries, cells, bits = _get_arrays_and_index_bits(triplets, count)
     arguments = (
         triplets.rows.numpy(),
         indices.contiguous().numpy(),
@@ -165,11 +165,11 @@ def build_triplets(
 def transpose_triplets(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """Return the triplets by point instead of by centre."""
     kernels = _kernels()
-    rows, entries, cell_array, bits = _unpack_triplets_and_index_bits(triplets, cells)
+    rows, entries, cell_array, bits = _get_arrays_and_index_bits(triplets, cells)
     counts = torch.zeros(columns, dtype=torch.int64)
     kernels.count_entries_per_index(entries, cell_array, bits, counts.numpy())
     out = _allocate_triplets(convert_counts_to_offsets(counts), len(rows) - 1, len(entries), cells)
-    others = _unpack_triplets_and_index_bits(out, cells)
+    others = _get_arrays_and_index_bits(out, cells)
     kernels.transpose_rows(rows, entries, cell_array, bits, out.rows[:-1].clone().numpy(), *others[1:3])
     _run_on_ranges(columns, 256, lambda a, b: kernels.sort_row_entries(*others, a, b))
     return out

@@ -22,7 +22,12 @@ from fullfield.ops.neighbors.ragged import (
 )
 from fullfield.ops.point_conv import protocol, reference
 from fullfield.ops.point_conv.protocol import TranspositionRequest, TripletRequest, expand_kernel_size
-from fullfield.ops.point_conv.triplets import Triplets, convert_counts_to_offsets, expand_row_offsets, unpack_triplets
+from fullfield.ops.point_conv.triplets import (
+    Triplets,
+    convert_counts_to_offsets,
+    expand_row_offsets,
+    unpack_indices_and_cells,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +76,7 @@ class PointGeometry:
 
     def triplets(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return (i, j, k), int64 [T] each, sorted by i, then k, then j."""
-        index, cell = unpack_triplets(self.forward, self.cells)
+        index, cell = unpack_indices_and_cells(self.forward, self.cells)
         return expand_row_offsets(self.forward.rows), index, cell
 
     def list_directions(self) -> tuple[list[Tensor], list[Tensor]]:

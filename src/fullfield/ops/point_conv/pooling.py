@@ -17,7 +17,12 @@ from fullfield.ops._operators import register_operator_for_torch_func
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import check_feature_rows
-from fullfield.ops.point_conv.triplets import Triplets, expand_row_offsets, split_rows_into_chunks, unpack_triplets
+from fullfield.ops.point_conv.triplets import (
+    Triplets,
+    expand_row_offsets,
+    group_rows_into_chunks,
+    unpack_indices_and_cells,
+)
 
 # Gathered features worked on at a time.
 CHUNK_BYTES = 16 << 20
@@ -79,8 +84,8 @@ def _sum_features_per_center(
     if is_usable_or_warn_missing("point_pool", "cuda", kernels.explain_unsupported(features)):
         return kernels.sum_features_per_row(features, triplets, cell_count)
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
-    for first, last, start, end in split_rows_into_chunks(triplets.rows, _count_entries_per_chunk(features)):
-        index, _ = unpack_triplets(triplets, cell_count, start, end)
+    for first, last, start, end in group_rows_into_chunks(triplets.rows, _count_entries_per_chunk(features)):
+        index, _ = unpack_indices_and_cells(triplets, cell_count, start, end)
         bounds = triplets.rows[first : last + 1] - start
         gathered = features.index_select(0, index)
         out[first:last] = torch.segment_reduce(gathered, "sum", offsets=bounds, initial=0, unsafe=True)
@@ -104,10 +109,10 @@ def _compute_maxima_and_winners_per_center(
     shape = (triplets.rows.numel() - 1, features.shape[1])
     out, winners = features.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
     nowhere = 2**31 - 1
-    for first, last, start, end in split_rows_into_chunks(triplets.rows, _count_entries_per_chunk(features)):
+    for first, last, start, end in group_rows_into_chunks(triplets.rows, _count_entries_per_chunk(features)):
         if start == end:
             continue
-        index, _ = unpack_triplets(triplets, cell_count, start, end)
+        index, _ = unpack_indices_and_cells(triplets, cell_count, start, end)
         row = expand_row_offsets(triplets.rows[first : last + 1] - start)[:, None].expand(-1, shape[1])
         gathered = features.index_select(0, index)
         best = out[first:last].fill_(-torch.inf).scatter_reduce_(0, row, gathered, "amax")
@@ -133,8 +138,8 @@ def _backpropagate_max(grad: Tensor, winners: Tensor, backward_triplets: list[Te
     if is_usable_or_warn_missing("point_pool", "cuda", kernels.explain_unsupported(grad)):
         return kernels.backpropagate_max(grad, winners, triplets, cell_count)
     out = grad.new_empty(triplets.rows.numel() - 1, grad.shape[1])
-    for first, last, start, end in split_rows_into_chunks(triplets.rows, _count_entries_per_chunk(grad)):
-        index, _ = unpack_triplets(triplets, cell_count, start, end)
+    for first, last, start, end in group_rows_into_chunks(triplets.rows, _count_entries_per_chunk(grad)):
+        index, _ = unpack_indices_and_cells(triplets, cell_count, start, end)
         rows = triplets.rows[first : last + 1] - start
         point = expand_row_offsets(rows)[:, None] + first
         contribution = torch.where(winners[index] == point, grad[index], 0).to(exact)

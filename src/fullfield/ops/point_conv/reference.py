@@ -14,9 +14,9 @@ from fullfield.ops.point_conv.triplets import (
     Triplets,
     convert_counts_to_offsets,
     expand_row_offsets,
+    group_rows_into_chunks,
     pack_triplets,
-    split_rows_into_chunks,
-    unpack_triplets,
+    unpack_indices_and_cells,
 )
 
 # Gathered features and products worked on at a time; a row that alone needs more is still done at once.
@@ -35,9 +35,9 @@ def explain_triplets_unsupported(device: torch.device) -> str | None:  # noqa: A
     return None
 
 
-def _split_rows_into_chunks(request: ConvRequest, row_offsets: Tensor) -> list[tuple[int, int, int, int]]:
+def _group_rows_into_chunks(request: ConvRequest, row_offsets: Tensor) -> list[tuple[int, int, int, int]]:
     width = (sum(request.channels) + 4) * request.accumulate_dtype.itemsize
-    return split_rows_into_chunks(row_offsets, CHUNK_BYTES // width)
+    return group_rows_into_chunks(row_offsets, CHUNK_BYTES // width)
 
 
 def _group_positions_by_cell(cells: Tensor, cell_count: int) -> list[tuple[int, Tensor]]:
@@ -59,8 +59,8 @@ def convolve_triplets(
     """Multiply and add over the triplets of each row; the result is [rows, outputs]."""
     exact, groups = request.accumulate_dtype, request.groups
     out = features.new_empty(request.rows, request.channels[1])
-    for first, last, start, end in _split_rows_into_chunks(request, triplets.rows):
-        index, cell = unpack_triplets(triplets, request.cells, start, end)
+    for first, last, start, end in _group_rows_into_chunks(request, triplets.rows):
+        index, cell = unpack_indices_and_cells(triplets, request.cells, start, end)
         products = features.new_empty((end - start, request.channels[1]), dtype=exact)
         for k, at in _group_positions_by_cell(cell, request.cells):
             matrices = _split_channels_into_groups(weight[k].to(exact), groups)
@@ -77,8 +77,8 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     exact, groups = request.accumulate_dtype, request.groups
     shape = (request.cells, groups, request.channels[0] // groups, request.channels[1] // groups)
     out = features.new_zeros(shape, dtype=exact)
-    for first, last, start, end in _split_rows_into_chunks(request, triplets.rows):
-        index, cell = unpack_triplets(triplets, request.cells, start, end)
+    for first, last, start, end in _group_rows_into_chunks(request, triplets.rows):
+        index, cell = unpack_indices_and_cells(triplets, request.cells, start, end)
         row = expand_row_offsets(triplets.rows[first : last + 1] - start) + first
         for k, at in _group_positions_by_cell(cell, request.cells):
             inputs = _split_channels_into_groups(features.index_select(0, index[at]).to(exact), groups)
@@ -110,7 +110,7 @@ def build_triplets(
 
 def transpose_triplets(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """Return the triplets by point instead of by centre."""
-    index, cell = unpack_triplets(triplets, cells)
+    index, cell = unpack_indices_and_cells(triplets, cells)
     return sort_and_pack_triplets(
         index, expand_row_offsets(triplets.rows), cell, (columns, triplets.rows.numel() - 1), cells
     )

@@ -39,7 +39,7 @@ def pack_triplets(row_offsets: Tensor, index: Tensor, cell: Tensor, column_count
     return Triplets(row_offsets, (cell >> 8 << 31 | index).to(torch.int32), (cell & 0xFF).to(torch.uint8))
 
 
-def unpack_triplets(
+def unpack_indices_and_cells(
     triplets: Triplets, cell_count: int, first: int = 0, last: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return indices and cells, int64, of entries ``first:last``."""
@@ -60,7 +60,7 @@ def convert_counts_to_offsets(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def split_rows_into_chunks(row_offsets: Tensor, entries_per_chunk: int) -> list[tuple[int, int, int, int]]:
+def group_rows_into_chunks(row_offsets: Tensor, entries_per_chunk: int) -> list[tuple[int, int, int, int]]:
     """Return (first row, last, first entry, last) of chunks of about that many entries; a row is never cut."""
     count, step = row_offsets.numel() - 1, max(1, entries_per_chunk)
     marks = torch.arange(step, int(row_offsets[-1]) + step, step, device=row_offsets.device)

@@ -87,7 +87,7 @@ class PersistentSolver:
         _check.require(
             isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe_value(self.config)
         )
-        self.shape = _check_and_convert_shape(shape)
+        self.shape = _check_frame_shape_and_convert_to_ints(shape)
         _check.check_choice(dtype, "dtype", FRAMES)
         self.dtype, self.warm_start = dtype, bool(warm_start)
         self.device = _check_and_resolve_cuda_device(device, self.config)
@@ -97,9 +97,10 @@ class PersistentSolver:
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
             self._engine = self._create_engine(batch, height, width)
             self._warm_up()
-            self._pair = record_cuda_graph(partial(self._build_pyramids_and_solve, 0, 2), self.device)
+            self._pair = record_cuda_graph(partial(self._build_pyramids_solve_and_set_next_start, 0, 2), self.device)
             self._steps = [
-                record_cuda_graph(partial(self._build_pyramids_and_solve, index, 1), self.device) for index in (0, 1)
+                record_cuda_graph(partial(self._build_pyramids_solve_and_set_next_start, index, 1), self.device)
+                for index in (0, 1)
             ]
         self._times: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._count = 0
@@ -119,7 +120,7 @@ class PersistentSolver:
             self._engine.start.zero_()
             self._engine.load_grey_frames_and_bind_output(frames, 0, flow)
             self._pair.replay()
-            self._record_end_event(end)
+            self._record_end_event_and_count_flow(end)
             self._previous = 1
         return flow
 
@@ -141,7 +142,7 @@ class PersistentSolver:
             self._previous = 1 - self._previous
             self._engine.load_grey_frames_and_bind_output((tensor,), self._previous, flow)
             self._steps[self._previous].replay()
-            self._record_end_event(end)
+            self._record_end_event_and_count_flow(end)
         return flow
 
     def restart(self) -> None:
@@ -192,13 +193,13 @@ class PersistentSolver:
         self._times[at][0].record()
         return self._times[at][1]
 
-    def _record_end_event(self, event: torch.cuda.Event) -> None:
+    def _record_end_event_and_count_flow(self, event: torch.cuda.Event) -> None:
         event.record()
         self._count += 1
 
     # ---- what is recorded
 
-    def _build_pyramids_and_solve(self, slot: int, frame_count: int) -> None:
+    def _build_pyramids_solve_and_set_next_start(self, slot: int, frame_count: int) -> None:
         """Compute the pyramids and flow of 2 frames, or the pyramid of the one at ``slot`` and the flow to it."""
         self._engine.build_pyramid(slot, frame_count)
         self._engine.compute_bound_flow(0 if frame_count == 2 else 1 - slot)
@@ -215,11 +216,11 @@ class PersistentSolver:
         flow = self._check_or_create_out(None)
         self._engine.load_grey_frames_and_bind_output((frame, frame), 0, flow)
         for index, frames in ((0, 2), (0, 1), (1, 1)):
-            self._build_pyramids_and_solve(index, frames)
+            self._build_pyramids_solve_and_set_next_start(index, frames)
         del flow  # not before: tables that are made on the way would get its memory while it is still to be written
 
 
-def _check_and_convert_shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
+def _check_frame_shape_and_convert_to_ints(shape: Sequence[int]) -> tuple[int, int, int, int]:
     sides = tuple(shape)
     _check.require(len(sides) == 4, "shape", "(B, C, H, W)", str(sides))
     for name, value in zip(("B", "C", "H", "W"), sides, strict=True):

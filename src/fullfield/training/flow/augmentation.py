@@ -114,7 +114,7 @@ def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int])
         if augmentation.colour > 0:
             batch = _augment_colors(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
         if augmentation.eraser > 0:
-            batch = _erase_rectangles(batch, augmentation, draw[21:])
+            batch = _erase_rectangles_and_mark_occluded(batch, augmentation, draw[21:])
     return batch
 
 
@@ -202,7 +202,9 @@ def _jitter_frame_colors(frame: Tensor, random_numbers: list[Tensor], strength: 
     return (torch.einsum("bij,bjhw->bihw", matrix, values) + added).clamp(0, 1).to(frame.dtype)
 
 
-def _erase_rectangles(batch: FlowBatch, augmentation: Augmentation, random_numbers: list[Tensor]) -> FlowBatch:
+def _erase_rectangles_and_mark_occluded(
+    batch: FlowBatch, augmentation: Augmentation, random_numbers: list[Tensor]
+) -> FlowBatch:
     _, _, height, width = batch.frame1.shape
     device = batch.frame1.device
     y = torch.arange(height, device=device, dtype=torch.float32)[None, :, None]

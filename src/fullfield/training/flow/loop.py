@@ -170,7 +170,7 @@ def train_flow(
         finally:
             model.eval()
             if stepper is not None:
-                stepper.restore_gradients_and_uncompile()
+                stepper.unfreeze_biases_and_uncompile()
 
 
 def freeze_batch_norm_statistics(model: nn.Module) -> None:
@@ -262,7 +262,7 @@ class _TrainingLoop:
         recipe = {
             **run.recipe,
             "training": self.training.as_dict(),
-            "loss": stepper.loss,
+            "loss": stepper.loss_name,
             "after": None if run.after is None else Path(run.after).name,
         }
         after = None if run.after is None else Path(run.after)

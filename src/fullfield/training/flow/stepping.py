@@ -117,7 +117,7 @@ class TrainingObjective(nn.Module):
         return coarse and callable(getattr(self.network, "compile_stages", None))
 
     @property
-    def loss(self) -> str:
+    def loss_name(self) -> str:
         """Return the name of the loss."""
         return "sequence" if self._limits is None else "mixture"
 
@@ -181,11 +181,12 @@ class TrainingStepper:
             self._parameters, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
         )
         objective = TrainingObjective(model, training)
-        self.loss = objective.loss
+        self.loss_name = objective.loss_name
         self._uncompiled = objective
         self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
         self._compiled = training.compile is None
         self._compiles_stages = training.compile is not None and objective.can_compile_stages
+        self._compiled_children: list[tuple[nn.Module, Any]] = []  # with the implementations of their calls before
         if training.compile is None:
             pass
         elif self._compiles_stages:
@@ -193,6 +194,7 @@ class TrainingStepper:
             network.compile_stages(training.compile)
         elif isinstance(training.updates, tuple):  # as one graph, every number of updates would be compiled again
             for module in model.children():
+                self._compiled_children.append((module, module._compiled_call_impl))
                 module.compile(mode=training.compile)
         else:
             self._objective = torch.compile(objective, mode=training.compile)
@@ -212,13 +214,16 @@ class TrainingStepper:
         for network in (self.model, self.average.model) if self._normed else ():
             network.fold_biases_into_norms(self._normed)  # type: ignore[operator]
 
-    def restore_gradients_and_uncompile(self) -> None:
+    def unfreeze_biases_and_uncompile(self) -> None:
         """Let all parameters of the model require their gradients again, and use no compiled code."""
         for bias in self._untrained:
             bias.requires_grad_(True)
         if self._compiles_stages:
             network: Any = self.model
             network.compile_stages(None)
+        for module, implementation in self._compiled_children:
+            module._compiled_call_impl = implementation
+        self._compiled_children.clear()
 
     def train_on_batch(
         self, batch: FlowBatch, step_number: int, *, learning_rate: float, include_occluded: bool = True
@@ -234,16 +239,24 @@ class TrainingStepper:
         if self.ranks.count > 1:  # the mean over all processes' pixels, not over the processes' means
             pixels = valid.sum().clamp(min=1).float()
             weight = self.ranks.count * pixels / self.ranks.sum_tensor_inplace(pixels.clone())
-        loss, error = self._compute_gradients_loss_and_error(frame1, frame2, batch.flow, valid, weight)
+        loss, error = self._set_gradients_and_get_loss_and_error(frame1, frame2, batch.flow, valid, weight)
         for parameter in self._parameters if self.ranks.count > 1 else ():
             if parameter.grad is None:  # this process's pairs did not reach it
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.ranks.average_tensors_inplace([*gradients, loss, error])
-        self._clip_and_update_weights_if_finite(gradients, loss, error, step_number, learning_rate, before)
+        norm = torch.nn.utils.get_total_norm(gradients) / self.scaling[0]
+        is_bad = ~(norm.isfinite() & loss.isfinite())
+        self._clip_and_update_weights_unless(is_bad, norm, learning_rate)
+        if before is not None:
+            self._restore_buffers_if(is_bad, before)
+        self.average.update_average(step_number)
+        if self.training.precision == "float16":
+            self._update_loss_scale(is_bad)
+        self._add_to_totals(loss, error, norm, is_bad)
 
-    def _compute_gradients_loss_and_error(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute gradients, loss and error; by a CUDA graph after the first steps."""
+    def _set_gradients_and_get_loss_and_error(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Set the parameters' gradients, return loss and error; by a CUDA graph after the first steps."""
         if self._unrecorded > 0:
             self._unrecorded -= 1
             self.optimizer.zero_grad(set_to_none=True)
@@ -279,37 +292,34 @@ class TrainingStepper:
         log_warning_or_print(f"compiled in {time.perf_counter() - start:.1f} s")
 
     @torch.no_grad()
-    def _clip_and_update_weights_if_finite(
-        self,
-        gradients: list[Tensor],
-        loss: Tensor,
-        error: Tensor,
-        step_number: int,
-        learning_rate: float,
-        before: Tensor | None,
-    ) -> None:
-        scale = self.scaling[0]
-        norm = torch.nn.utils.get_total_norm(gradients) / scale
-        bad = ~(norm.isfinite() & loss.isfinite())
+    def _clip_and_update_weights_unless(self, is_bad: Tensor, norm: Tensor, learning_rate: float) -> None:
         # The fused optimizer divides by the one and does nothing, moments included, where the other is 1.
         optimizer: Any = self.optimizer
-        optimizer.grad_scale = scale * (norm / self.training.clip).clamp(min=1.0)
-        optimizer.found_inf = bad.float()
+        optimizer.grad_scale = self.scaling[0] * (norm / self.training.clip).clamp(min=1.0)
+        optimizer.found_inf = is_bad.float()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
-        if before is not None:
-            after = torch.cat([b.reshape(-1) for b in self._buffers])
-            pieces = torch.split(torch.where(bad, before, after), [b.numel() for b in self._buffers])
-            torch._foreach_copy_(self._buffers, [p.view_as(b) for p, b in zip(pieces, self._buffers, strict=True)])
-        self.average.update_average(step_number)
-        if self.training.precision == "float16":
-            since = torch.where(bad, 0.0, self.scaling[1] + 1)
-            grown = torch.where(since >= _GROWTH, 2 * scale, scale).clamp(max=_MAX_SCALE)
-            self.scaling.copy_(torch.stack([torch.where(bad, scale / 2, grown), since % _GROWTH]))
-        row = (self._totals[4] + 1) * bad
-        sums = torch.where(bad, 0.0, torch.stack([loss, error, norm]))
-        counts = torch.stack([bad.float(), row, row])
+
+    @torch.no_grad()
+    def _restore_buffers_if(self, is_bad: Tensor, before: Tensor) -> None:
+        after = torch.cat([b.reshape(-1) for b in self._buffers])
+        pieces = torch.split(torch.where(is_bad, before, after), [b.numel() for b in self._buffers])
+        torch._foreach_copy_(self._buffers, [p.view_as(b) for p, b in zip(pieces, self._buffers, strict=True)])
+
+    @torch.no_grad()
+    def _update_loss_scale(self, is_bad: Tensor) -> None:
+        """Halve float16's scale after a step that is not finite; double it after many that are."""
+        scale = self.scaling[0]
+        finite_steps = torch.where(is_bad, 0.0, self.scaling[1] + 1)
+        grown = torch.where(finite_steps >= _GROWTH, 2 * scale, scale).clamp(max=_MAX_SCALE)
+        self.scaling.copy_(torch.stack([torch.where(is_bad, scale / 2, grown), finite_steps % _GROWTH]))
+
+    @torch.no_grad()
+    def _add_to_totals(self, loss: Tensor, error: Tensor, norm: Tensor, is_bad: Tensor) -> None:
+        row = (self._totals[4] + 1) * is_bad
+        sums = torch.where(is_bad, 0.0, torch.stack([loss, error, norm]))
+        counts = torch.stack([is_bad.float(), row, row])
         counts[0] += self._totals[3]
         counts[2] = torch.maximum(row, self._totals[5])
         self._totals = torch.cat([self._totals[:3] + sums, counts])
@@ -362,13 +372,13 @@ class _StepGraphs:
         torch._foreach_copy_(self._inputs, list(inputs), non_blocking=True)
         recording = self._recordings.get(updates)
         if recording is None:
-            recording = self._recordings[updates] = self._capture_step_graph()
+            recording = self._recordings[updates] = self._clear_gradients_and_record_step()
         for parameter, gradient in zip(self._parameters, recording.gradients, strict=True):
             parameter.grad = gradient
         recording.graph.replay()
         return recording.loss.clone(), recording.error.clone()
 
-    def _capture_step_graph(self) -> _RecordedStep:
+    def _clear_gradients_and_record_step(self) -> _RecordedStep:
         for parameter in self._parameters:
             parameter.grad = None
         graph = torch.cuda.CUDAGraph()
@@ -382,15 +392,15 @@ class _StepGraphs:
         return _RecordedStep(graph, loss, error, [parameter.grad for parameter in self._parameters])
 
 
-def raise_if_diverged(reading: StepMeans, step: int, training: FlowTraining, max_in_a_row: int = 20) -> None:
-    """Raise DivergedError if ``max_in_a_row`` steps in a row, until ``step``, were not finite."""
-    if reading.consecutive_skipped >= max_in_a_row:
+def raise_if_diverged(reading: StepMeans, step: int, training: FlowTraining, min_consecutive_skipped: int = 20) -> None:
+    """Raise DivergedError if at least ``min_consecutive_skipped`` steps in a row, until ``step``, were not finite."""
+    if reading.consecutive_skipped >= min_consecutive_skipped:
         raise build_divergence_error(f"{reading.consecutive_skipped} steps in a row", step, training)
 
 
-def build_divergence_error(steps: str, step: int, training: FlowTraining) -> DivergedError:
-    """Return the error of a training whose ``steps`` until ``step`` were not finite."""
+def build_divergence_error(which_steps: str, step: int, training: FlowTraining) -> DivergedError:
+    """Return the error of a training whose ``which_steps`` until ``step`` were not finite."""
     return DivergedError(
-        f"learning_rate: loss or gradient was not finite in {steps} until step {step}; take less than "
+        f"learning_rate: loss or gradient was not finite in {which_steps} until step {step}; take less than "
         f"{training.learning_rate:g}, or see whether the network gives NaN for its first pairs"
     )

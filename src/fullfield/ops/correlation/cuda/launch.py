@@ -20,7 +20,7 @@ from fullfield.ops.correlation.cuda.launch_backward import (
     FeatureGradients,
     GradientSums,
     compute_coords_gradient,
-    generate_gradient_sources,
+    generate_collect_and_multiply_sources,
 )
 from fullfield.ops.correlation.cuda.structs import (
     LIBRARIES,
@@ -178,7 +178,7 @@ def list_common_sources(request: LookupRequest) -> list[KernelSource]:
     if request.grad:
         sources += [
             shapes.generate_prepare_source(config, dtype, scaled, True),
-            *generate_gradient_sources(config, 0, device.shared),
+            *generate_collect_and_multiply_sources(config, 0, device.shared),
         ]
     return sources
 

@@ -23,7 +23,7 @@ MIN_SPLITS = 4  # splits of everything where there is little to do, as in multip
 WORK = 5 + MAX_LEVELS  # integers of ``Work``
 
 
-def generate_gradient_sources(
+def generate_collect_and_multiply_sources(
     config: KernelConfig, grad_code: int, shared_bytes: int
 ) -> tuple[KernelSource, KernelSource]:
     """Return ``collect`` and ``multiply_out`` for lookups of ``config`` on a device with ``shared_bytes`` per block."""
@@ -80,9 +80,9 @@ class FeatureGradients:
         pair.p.scale = state[2].data_ptr()
         self._blocks = self._config.padded_channels // multiply_blocks[0]
         self._collected = pair.p.tiles * request.levels
-        self._fill_target_offsets_and_splits(pair)
+        self._fill_target_offsets_and_splits_and_set_tile_count(pair)
         self._pair = pair
-        source = generate_gradient_sources(config, 0, device.shared)[1]
+        source = generate_collect_and_multiply_sources(config, 0, device.shared)[1]
         self._kernels = _launching.load_kernels(LIBRARIES, source, device.index)
         # Two blocks share a multiprocessor if they fit.
         each = 2 if 2 * (self._multiply_shared + 1024) <= device.shared + 1024 and not config.split else 1
@@ -93,7 +93,7 @@ class FeatureGradients:
         max_blocks = self._blocks * (MIN_SPLITS * pair.p.tiles + request.batch * splits)
         self._multiply_blocks = max(1, min(each * device.processors, max_blocks))
 
-    def _fill_target_offsets_and_splits(self, pair: ctypes.Structure) -> None:
+    def _fill_target_offsets_and_splits_and_set_tile_count(self, pair: ctypes.Structure) -> None:
         request = self.request
         tiles = pair.p.tiles_x * pair.p.tiles_y
         counts = [-(-height // 8) * -(-width // 8) for height, width in request.sizes2]
@@ -147,7 +147,7 @@ class FeatureGradients:
         params, layout = sums.params, (grad_out.dtype, grad_out.stride(), coords.stride())
         if layout != sums.layout:
             params.grad_type = CODES[layout[0]]
-            _set_strides(params, *layout[1:])
+            _copy_strides_into_params(params, *layout[1:])
             if sums.collect is None or layout[0] != sums.layout[0]:
                 sums.collect = self._build_collect_launch(layout[0], params)
             sums.layout = layout
@@ -190,7 +190,7 @@ class FeatureGradients:
 
     def _build_collect_launch(self, dtype: torch.dtype, params: ctypes.Structure) -> Launch:
         """Return the launch for incoming gradients of ``dtype``."""
-        source = generate_gradient_sources(self._forward, CODES[dtype], self.device.shared)[0]
+        source = generate_collect_and_multiply_sources(self._forward, CODES[dtype], self.device.shared)[0]
         kernels = _launching.load_kernels(LIBRARIES, source, self.device.index)
         return Launch(kernels, "collect", self._collected, 128, params, self._collect_shared)
 
@@ -221,7 +221,7 @@ def compute_coords_gradient(
     params = CoordsParams()
     fill_lookup_params(params.p, request, config, state[0], state[1])
     params.p.scale = state[2].data_ptr()
-    _set_strides(params, grad_out.stride(), coords.stride())
+    _copy_strides_into_params(params, grad_out.stride(), coords.stride())
     params.p.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
     params.grad_coords = grad_coords.data_ptr()
     kernels = _launching.load_kernels(LIBRARIES, source, device.index)
@@ -229,7 +229,7 @@ def compute_coords_gradient(
     return grad_coords
 
 
-def _set_strides(params: ctypes.Structure, grad_out: tuple[int, ...], coords: tuple[int, ...]) -> None:
+def _copy_strides_into_params(params: ctypes.Structure, grad_out: tuple[int, ...], coords: tuple[int, ...]) -> None:
     pair = params.p
     pair.coord_b, pair.coord_c, pair.coord_y, pair.coord_x = coords
     params.grad_b, params.grad_c, params.grad_y, params.grad_x = grad_out
