@@ -83,7 +83,7 @@ def test_export_without_onnx_fetches_no_weights(
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("fullfield.models.export.find_spec", lambda _: None)
     fetched: list[object] = []
-    monkeypatch.setattr("fullfield.models.weights.download", lambda *given, **_: fetched.append(given))
+    monkeypatch.setattr("fullfield.models.weights.download_if_missing", lambda *given, **_: fetched.append(given))
     assert "onnx and onnxscript are not installed" in refused(*SMALL, "-o", "flow.onnx")
     assert not fetched
 

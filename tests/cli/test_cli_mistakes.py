@@ -371,7 +371,9 @@ def test_commands_refuse_bad_input_in_one_line(
         pytest.importorskip(package)
     if "raft" in f"{start} {end}":
         monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "no weights"))
-    monkeypatch.setattr("fullfield.models.weights.download", lambda *_, **__: pytest.fail("nothing is to be fetched"))
+    monkeypatch.setattr(
+        "fullfield.models.weights.download_if_missing", lambda *_, **__: pytest.fail("nothing is to be fetched")
+    )
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(furnished)

@@ -45,7 +45,7 @@ def cache(scene: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def unreachable(url: str, *_: object, **__: object) -> None:
         raise DownloadError(f"{url}: cannot be reached")
 
-    monkeypatch.setattr("fullfield.models.weights.download", unreachable)
+    monkeypatch.setattr("fullfield.models.weights.download_if_missing", unreachable)
     return scene / "cache" / "weights"
 
 
@@ -204,7 +204,7 @@ def test_weights_fetch_downloads_file(
         more["progress"](1000, 2000)
         target.write_text(url)
 
-    monkeypatch.setattr("fullfield.models.weights.download", fetch)
+    monkeypatch.setattr("fullfield.models.weights.download_if_missing", fetch)
     names = ("torchvision-small-c-t-v1", "torchvision-small-c-t-v2")
     ran = cli("weights", "fetch", *names)
     assert ran.code == 0, ran.err

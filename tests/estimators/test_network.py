@@ -620,7 +620,7 @@ def test_network_estimator_names_missing_weights(
         requests.append(url)
         raise DownloadError(f"{url}: cannot be reached")
 
-    monkeypatch.setattr("fullfield.models.weights.download", unreachable)
+    monkeypatch.setattr("fullfield.models.weights.download_if_missing", unreachable)
     estimator = NetworkEstimator("raft-small", RAFTSettings(updates=1))
     target = tmp_path / "weights" / "raft-small.pth"
     with pytest.raises(DownloadError, match=f"raft-small: .*cannot be reached; fetch .* and put it at {target}"):

@@ -242,7 +242,7 @@ def test_prepared_sizes_in_cascade_equal_module() -> None:
 
 @pytest.mark.parametrize("name", ["fullfield-s", "fullfield-m"])
 def test_bundled_networks_load_offline_and_equal_prepared_flow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield.models.weights.download", lambda *_, **__: pytest.fail("downloads"))
+    monkeypatch.setattr("fullfield.models.weights.download_if_missing", lambda *_, **__: pytest.fail("downloads"))
     model = load_weights(name)
     scene = sample_textured_scene(160, 200, seed=3, max_motion=4)
     frames = scene.frame1[None], scene.frame2[None]

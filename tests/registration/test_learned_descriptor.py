@@ -410,7 +410,7 @@ def test_fetch_descriptor_downloads_outside_of_checkout(monkeypatch: pytest.Monk
     about = Message()
     about["Version"], about["Project-URL"] = "0.2.0", "Repository, https://example.org/fullfield"
     monkeypatch.setattr(catalogue, "metadata", lambda _: about)
-    monkeypatch.setattr(catalogue, "download", fake_download)
+    monkeypatch.setattr(catalogue, "download_if_missing", fake_download)
     for _ in range(2):  # from the cache, the second time
         assert LearnedDescriptor.published().config.scales == 2
     assert requests == ["https://example.org/fullfield/raw/v0.2.0/weights/descriptor.safetensors"]
