@@ -13,7 +13,7 @@ Measured = tuple[dict[str, Any], dict[str, Any]]
 """A case or a row, and the results that it stands in."""
 
 MARK_CALLS = "<!-- public calls: begin -->\n"
-MARK_SHORT = "<!-- what it beats: begin -->\n"
+MARK_SHORT = "<!-- compared: begin -->\n"
 MARK_LIKE = "<!-- networks in equal precision: begin -->\n"
 MARK_SWEEPS = "<!-- table 10 of Briedis et al.: begin -->\n"
 MARK_SHARES = "<!-- table 3 of Briedis et al.: begin -->\n"
@@ -78,7 +78,15 @@ LARGE = [3432, 8192]
 
 def load_cases(*names: str) -> list[Measured]:
     """Return (case, results) of these files, as far as they exist."""
-    return [(case, results) for results in load_stored_results(*names) for case in results["cases"]]
+    return [(drop_meaningless_errors(case), run) for run in load_stored_results(*names) for case in run["cases"]]
+
+
+def drop_meaningless_errors(case: dict[str, Any]) -> dict[str, Any]:
+    """Return the case; where its weights are random, without the errors of its flow from the true one."""
+    if case.get("weights") != "random":
+        return case
+    rows = [{key: value for key, value in row.items() if key != "epe_px"} for row in case["rows"]]
+    return {key: value for key, value in case.items() if key != "diverged"} | {"rows": rows}
 
 
 def environments(runs: list[dict[str, Any]]) -> str:
@@ -96,13 +104,44 @@ def environments(runs: list[dict[str, Any]]) -> str:
     )
 
 
-def format_cost(row: dict[str, Any]) -> str:
-    """Return seconds and peak memory of a row, or why it has none."""
+def format_error(row: dict[str, Any]) -> str:
+    """Return the mean error of a row's flow, empty where it is not known."""
+    return f"{row['epe_px']:.3g} px off" if "epe_px" in row else ""
+
+
+def format_cost(row: dict[str, Any], with_error: bool = True) -> str:
+    """Return seconds and peak memory of a row, and its error, or why it has none."""
     if row["status"] != "ok":
         return str(row["status"])
     seconds, memory = row["median_s"], row["peak_bytes"] / 2**30
-    error = f", {row['epe_px']:.3g} px off" if "epe_px" in row else ""
+    error = f", {text}" if with_error and (text := format_error(row)) else ""
     return (f"{1e3 * seconds:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s") + f", {memory:.1f} GiB{error}"
+
+
+def is_compiled(row: dict[str, Any]) -> bool:
+    """Return whether a row's network went through ``torch.compile``."""
+    return "compiled" in row["name"]
+
+
+def select_best_forms(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows without each form that took longer than another of its library and saved no memory.
+
+    Compiled forms are compared with compiled ones, eager ones with eager ones. Less than 0.1 GiB counts as none.
+    """
+
+    def is_beaten(row: dict[str, Any]) -> bool:
+        if "median_s" not in row:
+            return False
+        library = row["name"].split(",")[0]
+        others = (
+            other
+            for other in rows
+            if "median_s" in other and other["name"].startswith(library) and is_compiled(other) == is_compiled(row)
+        )
+        allowed = row["peak_bytes"] + 2**30 / 10
+        return any(other["median_s"] < row["median_s"] and other["peak_bytes"] < allowed for other in others)
+
+    return [row for row in rows if not is_beaten(row)]
 
 
 def select_rows(case: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -125,6 +164,8 @@ def build_network_row(
     if fastest_peer_only:
         peers = [row for row in others if "median_s" in row and row["name"].startswith("ptlflow")]
         others = sorted(peers, key=lambda row: row["median_s"])[:1]
+    else:
+        others = select_best_forms(others)
     has_diverged = "diverged" in case  # then the flow of a cascade may be right, and errors stand beside the times
     if has_diverged:
         ours = select_cascaded_rows(case, precision)
@@ -136,47 +177,48 @@ def build_network_row(
     )
     if has_diverged:
         title += "; ours in a cascade"
-    told = [f"{NAMES.get(row['name'], row['name'])} {format_cost(row)}" for row in others]
-    return [title, format_cost(ours[0]), "; ".join(told)]
+    errors = {format_error(row) for row in (ours[0], *others) if row["status"] == "ok"}
+    has_equal_error = len(errors) == 1 and errors != {""}
+    if has_equal_error:
+        title += f"; each {errors.pop()}"
+    costs = [f"{NAMES.get(row['name'], row['name'])} {format_cost(row, not has_equal_error)}" for row in others]
+    return [title, format_cost(ours[0], not has_equal_error), "; ".join(costs)]
 
 
 def list_slower_halves(case: dict[str, Any]) -> list[str]:
     """Return the names of the peers whose form in half precision takes longer than their form in float32."""
     times = {row["name"]: row["median_s"] for row in case["rows"] if "median_s" in row}
-    pairs = [(name, name.removesuffix(", half")) for name in times if name in OTHERS[HALF]]
+    displayed = [row["name"] for row in select_best_forms(select_rows(case, OTHERS[HALF]))]
+    pairs = [(name, name.removesuffix(", half")) for name in displayed if name in times]
     return [NAMES[name] for name, single in pairs if "ptlflow" in name and times[name] > times.get(single, times[name])]
 
 
 def networks_table() -> str:
     """Return whole networks in equal precision, float32 first."""
-    rows = [["one pair of frames on the GPU", "fullfield", "others, and our plain module, in the same precision"]]
     result = load_cases(*BOTH)
     with_extension = {case["method"] for case, _ in result if case["size"] == LARGE and select_rows(case, EXTENSION)}
     older = [each for each in load_cases(OLDER) if each[0]["size"] == LARGE]
     result += [each for each in older if each[0]["method"] not in with_extension]
-    used = []
+    lines: dict[str, tuple[list[str], dict[str, Any]]] = {}
     for precision in (SINGLE, HALF):
         for case, results in result:
-            if row := build_network_row(case, results, precision):
-                rows.append(row)
-                used.append(results)
+            row = build_network_row(case, results, precision)
+            if row and (row[0] not in lines or " GiB" not in lines[row[0]][0][2]):  # no peer finished in that run
+                lines[row[0]] = (row, results)
+    rows = [["one pair of frames on the GPU", "fullfield", "others"], *(row for row, _ in lines.values())]
+    used = [results for _, results in lines.values()]
     compiled = [
-        row["first_call_s"]
-        for case, _ in result
-        for row in case["rows"]
-        if "compiled" in row["name"] and "median_s" in row
+        row["first_call_s"] for case, _ in result for row in case["rows"] if is_compiled(row) and "median_s" in row
     ]
     rounded = sorted({run["weights"] for _, run in result if "weights" in run})
     notes = [
         "Time of one call and peak memory. RAFT has official weights, SEA-RAFT random.",
         *(f"RAFT's weights: {each}." for each in rounded),
         "float32: convolutions of both sides use TF32, PyTorch's default; our lookup's products have 22 bits.",
-        "Half precision: prepared and compiled forms replay CUDA graphs, others are eager.",
+        "Prepared and compiled forms replay CUDA graphs, others are eager.",
     ]
     if compiled:
         notes.append(f"`torch.compile`: its first call takes {min(compiled):.0f} to {max(compiled):.0f} s.")
-    else:
-        notes.append("No run with the peer in half precision is stored yet.")
     displayed = [row for case, _ in result if "diverged" not in case for row in case["rows"]]
     distances = [row[key] for row in displayed for key in ("from_module_px", "from_exact_px") if key in row]
     if distances:
@@ -184,12 +226,11 @@ def networks_table() -> str:
     for case, _ in result:
         if slow := list_slower_halves(case) if "diverged" not in case else []:
             notes.append(f"{TITLES[case['method']]}, {' and '.join(slow)}: in float32 it takes less time.")
-    for case, _ in result:
         if "diverged" in case:
             notes.append(
                 f"RAFT at 8192×3432 diverges without a cascade, whatever the lookup: {case['diverged']}."
                 if select_cascaded_rows(case, *OURS)
-                else "RAFT at 8192×3432 is not shown: without a cascade its estimate had diverged."
+                else "RAFT at 8192×3432 is not shown: it diverges without a cascade."
             )
     return f"{table_text(rows)}\n" + "\n".join([*notes, f"{environments(used)}; `python -m benchmarks models`."]) + "\n"
 
@@ -479,15 +520,15 @@ def find_row_by_prefix(case: dict[str, Any], begin: str) -> dict[str, Any]:
 
 
 def short_table() -> str:
-    """Return one row for a network, the lookup and TV-L1: ours and the best other library, in equal precision."""
-    raft, run = next(
-        (row, each[1])
-        for each in load_cases(*BOTH[:1])
-        if (row := build_network_row(*each, SINGLE, fastest_peer_only=True)) is not None
-    )
-    if "torch.compile" not in raft[2]:
-        raft[0] += ", eager"
-    rows = [["job", "fullfield", "others"], raft]
+    """Return rows of a network, the lookup and TV-L1: ours and the best other library, in equal precision."""
+    ((case, run),) = load_cases(*BOTH[:1])
+    single, half = (build_network_row(case, run, precision, fastest_peer_only=True) for precision in (SINGLE, HALF))
+    rows = [["job", "fullfield", "others"]]
+    if single:
+        rows.append([single[0], f"{single[1]}, eager", single[2]])
+    if half:
+        is_same_case = single is not None and half[0] == single[0].replace(SINGLE, HALF)
+        rows.append([f"the same, {HALF}" if is_same_case else half[0], *half[1:]])
     size = [224, 512]
     ours = lookup_row(size, "cuda", EASY, SINGLE)
     peers = [(name, lookup_row(size, name, EASY, SINGLE)) for name in ("alt_cuda_corr", COMPILED, TRITON)]
@@ -515,7 +556,7 @@ def short_table() -> str:
         f"{row['median_s']:.3g} s, {row['epe']:.3f} px off"
         for row in (find_row_by_prefix(defaults, "fullfield default"), peer)
     )
-    title = "TV-L1, a Sintel pair of 1024×436, each with its own defaults, 2 CPU cores"
+    title = "TV-L1, a Sintel pair of 1024×436, own defaults, 2 CPU cores"
     rows.append([title, tvl1, f"{name} {other}"])
     where = environments([run, ours[1], theirs[1]])
     note = "float32: TF32 in convolutions, 22 bits in our lookup's products."

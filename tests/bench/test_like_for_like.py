@@ -48,15 +48,15 @@ def test_networks_table_compares_equal_precision_only(tables: ModuleType) -> Non
     stored = {"bench": "models", "cases": [case], "environment": ENVIRONMENT}
     (tables.RESULTS / "like_raft_hd.json").write_text(json.dumps(stored))
     numbers = ("11.1 ms", "22.2 ms", "33.3 ms", "44.4 ms", "55.5 ms")
-    (short,), (single, half) = (
-        [line for line in text.splitlines() if "1920×1080" in line]
-        for text in (tables.short_table(), tables.networks_table())
-    )
-    for line in (short, single):
+    single, half = (line for line in tables.networks_table().splitlines() if "1920×1080" in line)
+    _, _, short_single, short_half, *_ = tables.short_table().splitlines()
+    for line in (short_single, single):
         assert "float32, H100" in line
         assert [number in line for number in numbers] == [False, True, False, True, False]
     assert "half precision, H100" in half
+    assert "the same, half precision" in short_half
     assert [number in half for number in numbers] == [True, False, True, False, True]
+    assert [number in short_half for number in numbers] == [True, False, False, False, True]
     assert "its first call takes 27 to 27 s" in tables.networks_table()
 
 
@@ -70,6 +70,62 @@ def test_short_table_shows_the_fastest_form_of_the_peer(tables: ModuleType) -> N
     (line,) = (each for each in tables.networks_table().splitlines() if "1920×1080" in each)
     assert "ptlflow, dense volume 44.4 ms" in line
     assert "ptlflow, dense volume, `torch.compile` 33.3 ms" in line
+
+
+def test_networks_table_leaves_out_slower_forms_that_save_no_memory(tables: ModuleType) -> None:
+    rows = [
+        row("module", 0.0222),
+        row("ptlflow, dense", 0.0444),
+        row("ptlflow, dense, channels-last", 0.0555, peak_bytes=(2 << 30) - (1 << 20)),
+        row("ptlflow, dense, compiled", 0.0333),
+        row("ptlflow, localcorr", 0.0777, peak_bytes=1 << 30),
+        row("ptlflow, localcorr (Triton)", 0.0666, peak_bytes=1 << 30),
+        {"name": "ptlflow, alt_cuda_corr", "status": "out of memory"},
+    ]
+    case = {"method": "raft", "size": [1080, 1920], "updates": 12, "rows": rows}
+    stored = {"bench": "models", "cases": [case], "environment": ENVIRONMENT}
+    (tables.RESULTS / "like_raft_hd.json").write_text(json.dumps(stored))
+    (line,) = (each for each in tables.networks_table().splitlines() if "1920×1080" in each)
+    displayed = [text in line for text in ("44.4 ms", "55.5 ms", "33.3 ms", "77.7 ms", "66.6 ms", "out of memory")]
+    assert displayed == [True, False, True, False, True, True]
+
+
+def test_networks_table_names_equal_error_once(tables: ModuleType) -> None:
+    rows = [row("module", 0.0222, epe_px=0.1559), row("ptlflow, dense", 0.0444, epe_px=0.1561)]
+    case = {"method": "raft", "size": [1080, 1920], "updates": 12, "rows": rows}
+    path = tables.RESULTS / "like_raft_hd.json"
+    for theirs, count in ((0.1561, 1), (0.1571, 2)):
+        rows[1]["epe_px"] = theirs
+        path.write_text(json.dumps({"bench": "models", "cases": [case], "environment": ENVIRONMENT}))
+        (line,) = (each for each in tables.networks_table().splitlines() if "1920×1080" in each)
+        assert line.count("px off") == count
+        assert ("H100; each 0.156 px off" in line) == (count == 1)
+
+
+def test_networks_table_ignores_errors_of_random_weights(tables: ModuleType) -> None:
+    rows = [row("module", 0.0222, epe_px=22.0), row("ptlflow, dense", 0.0444, epe_px=22.0)]
+    case = {"method": "sea-raft-m", "size": [1080, 1920], "updates": 4, "rows": rows, "diverged": "22 px off"}
+    path = tables.RESULTS / "like_sea_raft_hd.json"
+    for weights, is_shown in (("random", True), ("given", False)):
+        case["weights"] = weights
+        path.write_text(json.dumps({"bench": "models", "cases": [case], "environment": ENVIRONMENT}))
+        lines = [each for each in tables.networks_table().splitlines() if "1920×1080" in each]
+        assert bool(lines) == is_shown
+        assert not any("px off" in line for line in lines)
+
+
+def test_networks_table_prefers_run_in_which_a_peer_finished(tables: ModuleType) -> None:
+    failed = {"name": "ptlflow, dense", "status": "out of memory"}
+    for name, ours, others in (
+        ("like_sea_raft_8k.json", 0.0222, [failed]),
+        (tables.OLDER, 0.0333, [failed, row("ptlflow, alt_cuda_corr", 0.0444)]),
+    ):
+        case = {"method": "sea-raft-m", "size": [3432, 8192], "updates": 4, "rows": [row("module", ours), *others]}
+        stored = {"bench": "models", "cases": [case], "environment": ENVIRONMENT}
+        (tables.RESULTS / name).write_text(json.dumps(stored))
+    (line,) = (each for each in tables.networks_table().splitlines() if "8192×3432, float32" in each)
+    assert "33.3 ms" in line
+    assert "out of memory; ptlflow, alt_cuda_corr 44.4 ms" in line
 
 
 def test_networks_table_shows_cascade_of_diverged_network(tables: ModuleType) -> None:
