@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullfield import _check
 from fullfield.io.pointcloud import orthonormalize_pose
@@ -27,6 +28,8 @@ class Refiner:
         self._gicp = import_module_of_extra("small_gicp")
         self._points, self._goal = source, target
         self._target, self._tree = self._prepare_points(target)
+        self._is_candidate: NDArray[np.bool_] | None = None  # of the last step, whose candidates are prepared
+        self._candidates: Any = None
 
     def _prepare_points(self, points: Floats) -> tuple[Any, Any]:
         cloud = self._gicp.PointCloud(points)
@@ -38,14 +41,17 @@ class Refiner:
         """Refine ``transform`` with partners up to each of ``max_distances`` away, in turn."""
         for max_distance in max_distances:
             # The points that may find a partner: a search for the others would take most of the time.
-            candidates = self._points[
-                is_close_to_any(self._goal, apply_transform(transform, self._points), 2 * max_distance + _SLACK)
-            ]
-            if len(candidates) < _MIN_POINTS:
+            is_candidate = is_close_to_any(
+                self._goal, apply_transform(transform, self._points), 2 * max_distance + _SLACK
+            )
+            if np.count_nonzero(is_candidate) < _MIN_POINTS:
                 break
+            if self._is_candidate is None or not np.array_equal(is_candidate, self._is_candidate):
+                self._is_candidate = is_candidate
+                self._candidates, _ = self._prepare_points(self._points[is_candidate])
             result = self._gicp.align(
                 self._target,
-                self._prepare_points(candidates)[0],
+                self._candidates,
                 self._tree,
                 transform,
                 registration_type="GICP",
