@@ -145,7 +145,7 @@ def dense_times(files: list[str], descriptor: LearnedDescriptor | None, threads:
         return {}
     clouds = [read_point_cloud(file).points.astype(np.float64) for file in files]
     clouds = [(cloud - (cloud.min(0) + cloud.max(0)) / 2) / DENSE for cloud in clouds]
-    describe = None if descriptor is None else descriptor.describe
+    describe = None if descriptor is None else descriptor.compute_normals_and_features
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     seconds, busy, described = math.inf, math.inf, 0

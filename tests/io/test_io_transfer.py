@@ -13,7 +13,7 @@ from PIL import Image
 from fullfield import InputError
 from fullfield.io import read_frame, transfer
 from fullfield.io.names import OCIO_TRANSFERS, TRANSFERS
-from fullfield.io.transfer import choose_inplace_curve_if_needed, decode_srgb_inplace, encode_srgb_inplace
+from fullfield.io.transfer import choose_inplace_curve_to_srgb_if_needed, decode_srgb_inplace, encode_srgb_inplace
 
 pytestmark = pytest.mark.unit
 
@@ -142,7 +142,7 @@ def test_read_frame_converts_primaries(tmp_path: Path) -> None:
 
 def test_choose_display_curve_if_needed_knows_every_short_name() -> None:
     for name in TRANSFERS:
-        choose_inplace_curve_if_needed(name, "srgb")
+        choose_inplace_curve_to_srgb_if_needed(name, "srgb")
     assert {space.lower() for space in OCIO_TRANSFERS.values()} <= transfer._list_lowercase_ocio_names(
         transfer.OCIO_CONFIG
     )
@@ -236,9 +236,9 @@ def test_encode_srgb_inplace_is_independent_of_position() -> None:
 
 
 def test_choose_display_curve_if_needed_returns_none_for_identity() -> None:
-    assert choose_inplace_curve_if_needed("srgb", "linear") is None
-    assert choose_inplace_curve_if_needed("auto", "srgb") is None
-    assert choose_inplace_curve_if_needed("auto", "linear") is encode_srgb_inplace
+    assert choose_inplace_curve_to_srgb_if_needed("srgb", "linear") is None
+    assert choose_inplace_curve_to_srgb_if_needed("auto", "srgb") is None
+    assert choose_inplace_curve_to_srgb_if_needed("auto", "linear") is encode_srgb_inplace
 
 
 @pytest.mark.parametrize("transfer", ["srgb", "linear", "cineon"])

@@ -15,7 +15,7 @@ from fullfield.registration.contacts import (
 )
 from fullfield.registration.deformation import describe_scale
 from fullfield.registration.observability import measure_observability
-from fullfield.registration.rivals import find_main_normals
+from fullfield.registration.rivals import find_three_main_axes
 from fullfield.registration.scan import Scan
 from fullfield.testing import sample_room_scan
 from fullfield.testing.cloud_pairs import (
@@ -221,7 +221,7 @@ def test_register_refuses_pose_that_only_window_ends_determine(kind: str, seed: 
 
 
 @pytest.mark.unit
-def test_main_normals_are_those_of_room_whose_floor_has_area_of_its_walls() -> None:
+def test_main_axes_are_normals_of_room_whose_floor_has_area_of_its_walls() -> None:
     draw = np.random.default_rng(0)
     axes = np.linalg.qr(draw.normal(size=(3, 3)))[0]
     angle = draw.uniform(0, 2 * np.pi, 300)
@@ -229,9 +229,9 @@ def test_main_normals_are_those_of_room_whose_floor_has_area_of_its_walls() -> N
     normals = np.vstack((np.repeat(np.eye(3), 600, axis=0), boxes)) @ axes.T
     normals += draw.normal(scale=0.1, size=normals.shape)
     normals /= np.linalg.norm(normals, axis=1)[:, None]
-    cosines = np.abs(find_main_normals(normals) @ axes)
+    cosines = np.abs(find_three_main_axes(normals) @ axes)
     assert np.degrees(np.arccos(cosines.max(0))).max() < 1.5
-    assert np.allclose(find_main_normals(normals) @ find_main_normals(normals).T, np.eye(3))
+    assert np.allclose(find_three_main_axes(normals) @ find_three_main_axes(normals).T, np.eye(3))
 
 
 def test_surface_ends_are_borders_of_window_and_not_corners_of_room() -> None:

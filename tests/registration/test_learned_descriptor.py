@@ -26,7 +26,7 @@ from fullfield.registration import LearnedDescriptor, cuda, learned, register
 from fullfield.registration.descriptors import compute_normals_and_shapes
 from fullfield.registration.learned import (
     MAX_BYTES,
-    join_batch,
+    build_network_arguments,
     prepare_levels_on_device,
     prepare_network_input,
     prepare_network_levels,
@@ -279,7 +279,7 @@ def test_descriptor_network_new_scales_start_without_influence(room: Floats) -> 
     with torch.no_grad():
         for weight in (model.join.out.weight, model.up[0].weight, *(stage.direct.weight for stage in model.coarser)):
             weight.normal_()
-    found = model(*join_batch([prepare_network_levels(fine, rows, 3)], gradient=True))
+    found = model(*build_network_arguments([prepare_network_levels(fine, rows, 3)], gradient=True))
     (found * torch.randn_like(found)).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -296,8 +296,8 @@ def test_descriptor_network_batch_equals_singles(room: Floats) -> None:
     with torch.no_grad():
         for weight in (model.join.out.weight, model.up[0].weight, *(stage.direct.weight for stage in model.coarser)):
             weight.normal_(std=0.1)
-        together = model(*join_batch(levels, gradient=False))
-        alone = torch.cat([model(*join_batch([one], gradient=False)) for one in levels])
+        together = model(*build_network_arguments(levels, gradient=False))
+        alone = torch.cat([model(*build_network_arguments([one], gradient=False)) for one in levels])
     assert torch.allclose(together, alone, atol=1e-5)
 
 
@@ -314,10 +314,10 @@ def test_learned_descriptor_save_and_load_round_trip(tmp_path: Path, room: Float
     first.save(tmp_path / "w.safetensors")
     second = LearnedDescriptor.load(tmp_path / "w.safetensors")
     assert second.config == SMALL
-    described = thin_and_describe_scan(room, first.describe).features
+    described = thin_and_describe_scan(room, first.compute_normals_and_features).features
     assert described.shape == (len(thin_and_describe_scan(room).points), WIDTH)
     assert np.allclose(np.linalg.norm(described, axis=1), 1, atol=1e-5)
-    assert np.array_equal(described, thin_and_describe_scan(room, second.describe).features)
+    assert np.array_equal(described, thin_and_describe_scan(room, second.compute_normals_and_features).features)
     second.save(tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
 

@@ -272,7 +272,7 @@ def test_register_judges_every_replacing_pose(switches: int, monkeypatch: pytest
         ("Refiner", lambda *_: lambda pose, _reaches: pose),
         ("_find_deformation", lambda *_: Deformation(None, is_deformed=False)),
         ("Windows", lambda *_: None),
-        ("select_equal_rivals", lambda *_: []),
+        ("select_undecided_rivals", lambda *_: []),
         ("_find_change_objection", lambda *_: None),
     ):
         monkeypatch.setattr(search, name, replacement)

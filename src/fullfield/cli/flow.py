@@ -152,7 +152,7 @@ def run_command(args: argparse.Namespace) -> int:
         maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name)}
         layers = {"backward": backward[0].flow if backward else None, "maps": maps}
         visualization.maps = {name: getattr(flow, name) for name in MAPS if args.viz_kind == name}
-        outcome = _write_flow_or_rescue_file(args, visualization, layers, window)
+        outcome = _write_flow_and_rescue_if_out_of_range(args, visualization, layers, window)
         watch.add_lap("write")
     if not args.quiet:
         _print_note_if_frames_too_small_for_levels(choice, frame1)
@@ -231,7 +231,7 @@ class _WrittenFlowFile(NamedTuple):
     problem: str | None = None
 
 
-def _write_flow_or_rescue_file(
+def _write_flow_and_rescue_if_out_of_range(
     args: argparse.Namespace,
     visualization: flow_visualization.FlowVisualization,
     layers: dict[str, Any],

@@ -146,11 +146,11 @@ def run_command(args: argparse.Namespace) -> int:
 
 def _list_frames_to_write(frame_files: FrameFiles, frames: str | None, reading: dict[str, Any]) -> tuple[int, ...]:
     """Return the frames that get a file; for a video without a range all that it has."""
-    from fullfield.sequences.plates import open_frame_files
+    from fullfield.sequences.plates import open_found_plates
 
     if frame_files.video is None or frames is not None:
         return tuple(select_frames(frame_files, frames))
-    plates = open_frame_files(frame_files, None, **reading)
+    plates = open_found_plates(frame_files, None, **reading)
     try:
         return tuple(plates.numbers)
     finally:
@@ -167,10 +167,10 @@ def _check_references_and_outputs(args: argparse.Namespace, jobs: Sequence[Follo
     for job in jobs:
         plates = job.open_plates()
         try:
-            read = {os.path.realpath(plates.path(number)) for number in plates.numbers}
+            read = {os.path.realpath(plates.get_frame_name(number)) for number in plates.numbers}
             if points:
                 height, width = _read_reference_size(job, plates)
-                check_points_inside_frame(points, height, width, plates.path(job.reference))
+                check_points_inside_frame(points, height, width, plates.get_frame_name(job.reference))
         finally:
             plates.close()
         for option, pattern in (("--output", job.output.pattern), ("--st-map", job.output.st_map)):
@@ -192,7 +192,7 @@ def _read_reference_size(job: FollowJob, plates: Plates) -> tuple[int, int]:
         height, width = plates.read(job.reference).frame.shape[-2:]
         return height, width
     channels = {name: job.reading[name] for name in ("part", "layer") if job.reading.get(name) is not None}
-    window = read_frame_window(plates.path(job.reference), **channels)
+    window = read_frame_window(plates.get_frame_name(job.reference), **channels)
     _, _, width, height = resolve_window_to_box(job.reading.get("window") or "display", window.data, window.display)
     return height, width
 

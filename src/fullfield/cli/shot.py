@@ -115,7 +115,7 @@ def run_command(args: argparse.Namespace) -> int:
     args.output = _choose_output_pattern(args.output, frame_files)
     output = _check_options_and_build_output(args, frame_files)
 
-    from fullfield.sequences.plates import open_frame_files
+    from fullfield.sequences.plates import open_found_plates
 
     if args.ray is not None:  # the nodes of a cluster have other working directories
         frame_files, output = _make_paths_absolute(frame_files, output)
@@ -134,7 +134,7 @@ def run_command(args: argparse.Namespace) -> int:
         is_video = frame_files.video is not None
         numbers = None if is_video and args.frames is None else select_frames(frame_files, args.frames)
         shot_pictures.check_picture_options(args, frame_files, numbers)
-        plates = open_frame_files(frame_files, numbers, **reading)
+        plates = open_found_plates(frame_files, numbers, **reading)
         job = sequences.ShotJob(
             frame_files,
             tuple(plates.numbers),
@@ -190,8 +190,8 @@ def _write_planned_frames(
         outcome = sequences.run_on_devices(job, numbers, devices, report=frame_report)
     else:
         outcome = sequences.run_shot(job, numbers, estimator, plates, report=frame_report)
-    missing_paths = {plates.path(number) for number in missing}
-    outcome.problems = [problem for problem in outcome.problems if problem.path not in missing_paths]
+    missing_names = {plates.get_frame_name(number) for number in missing}
+    outcome.problems = [problem for problem in outcome.problems if problem.path not in missing_names]
     for problem in outcome.problems:
         report.print_note(str(problem), kind="error")
     outcome.problems[:0] = problems

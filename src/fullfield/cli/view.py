@@ -175,7 +175,7 @@ def _iterate_frames_and_collect_problems(
                 # A reduced size is rounded.
                 if abs(plate_width * height - width * plate_height) > max(plate_width, width):
                     problems.append(
-                        f"{plates.path(number)}: is {format_size(frame)}, "
+                        f"{plates.get_frame_name(number)}: is {format_size(frame)}, "
                         f"but the flow {files.path(number)} is {format_size(flow)}"
                     )
                     frame = None

@@ -288,9 +288,9 @@ def _apply_display_curve_on_cpu_if_needed(pixel_values: Tensor, name: str, trans
     _check.require(is_valid, name, "dtype uint8, uint16 or floating", pixel_values)
     to_display = None
     if transfer != "auto":
-        from fullfield.io.transfer import choose_inplace_curve_if_needed
+        from fullfield.io.transfer import choose_inplace_curve_to_srgb_if_needed
 
-        to_display = choose_inplace_curve_if_needed(transfer, auto_transfer="srgb")
+        to_display = choose_inplace_curve_to_srgb_if_needed(transfer, auto_transfer="srgb")
     if to_display is None:
         return pixel_values
     converted = _scale_integers_to_unit_range(pixel_values.cpu()).clone()  # the curves work on arrays

@@ -97,7 +97,7 @@ def read_flow_optionally_masked(
     suffix = _get_checked_suffix(where, FLOW_SUFFIXES, "read")
     check_window_argument(window)
     if suffix == ".exr":
-        flow, valid = exr.read_selected_flow(
+        flow, valid = exr.read_selected_flow_and_valid(
             where,
             _check_and_build_channel_selection(layer, part, channels, y_axis),
             window,

@@ -40,7 +40,7 @@ from fullfield.io.transfer import (
     Curve,
     Planes,
     build_half_float_table_if_possible,
-    choose_inplace_curve_if_needed,
+    choose_inplace_curve_to_srgb_if_needed,
     decode_srgb_inplace,
 )
 from fullfield.io.windows import Box, FrameWindow, Window, check_window_argument, resolve_window_to_box
@@ -136,7 +136,9 @@ class FrameReader:
         if kind == "pfm":
             _refuse_parts_and_layers_of_pfm(where, self.part, self.layer)
             pixels = _zero_nonfinite_inplace_and_build_pixels(plain.read_pfm_planes(where))
-            _apply_display_curve_inplace(where, choose_inplace_curve_if_needed(self.transfer, "linear"), pixels.planes)
+            _apply_display_curve_inplace(
+                where, choose_inplace_curve_to_srgb_if_needed(self.transfer, "linear"), pixels.planes
+            )
             return self._crop_and_mask_frame(where, pixels, None, None, ())
         with open_source(where) as source:
             part, colour = choose_color_channels_and_warn_if_ambiguous(source, self.part, self.layer)
@@ -239,7 +241,9 @@ def _read_display_referred_pixels(
     require_uint8_or_uint16_if_integer(path, forms)
     value_type = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
     full = {"uint8": 255, "uint16": 65535}.get(value_type, 1)
-    to_display = choose_inplace_curve_if_needed(reader.transfer, _choose_auto_transfer(source.kind, spec, forms))
+    to_display = choose_inplace_curve_to_srgb_if_needed(
+        reader.transfer, _choose_auto_transfer(source.kind, spec, forms)
+    )
 
     frame: Box = resolve_window_to_box(window, part.data_window, part.display_window)
     if not isinstance(window, tuple):

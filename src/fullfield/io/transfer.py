@@ -28,7 +28,7 @@ _LINEAR_SPACES = (
 )
 
 
-def choose_inplace_curve_if_needed(transfer: str, auto_transfer: str) -> Curve | None:
+def choose_inplace_curve_to_srgb_if_needed(transfer: str, auto_transfer: str) -> Curve | None:
     """Return the function from stored to sRGB-encoded values; None where they are the same.
 
     Args:

@@ -179,7 +179,9 @@ def _build_interpolation_links(rows: Tensor, linked: Tensor, distances: Tensor) 
     return Links(rows, pad(linked, missing), pad(weights.to(torch.float32), missing))
 
 
-def join_batch(clouds: Sequence[Levels], *, gradient: bool) -> tuple[Tensor, Surroundings, list[Resolution]]:
+def build_network_arguments(
+    clouds: Sequence[Levels], *, gradient: bool
+) -> tuple[Tensor, Surroundings, list[Resolution]]:
     """Return the arguments of :class:`DescriptorNetwork` for a batch of clouds, one after the other."""
     inputs = list(zip(*(cloud.inputs for cloud in clouds), strict=True))
     offsets = [torch.tensor([0, *(len(one.points) for one in level)]).cumsum(0) for level in inputs]
@@ -227,7 +229,7 @@ class LearnedDescriptor:
         """
         target_device = _check.check_device(device)
         state, name = read_state_dict(path)
-        stored = _read_safetensors_header_if_any(Path(path)).get(_NAME)
+        stored = _read_safetensors_header_or_empty(Path(path)).get(_NAME)
         if stored is None:
             looks = recognize_network_if_possible(state)
             raise InputError(
@@ -289,27 +291,27 @@ class LearnedDescriptor:
         with write_atomically(path) as temporary:
             temporary.write_bytes(content)
 
-    def __call__(self, fine: Floats, rows: Ints) -> Floats:
-        """Return features [N, C] of ``fine[rows]``; ``fine`` [F, 3] has one point per half voxel."""
-        return self.describe(fine, rows).features
+    def __call__(self, fine_points: Floats, rows: Ints) -> Floats:
+        """Return features [N, C] of ``fine_points[rows]``; ``fine_points`` [F, 3] has one point per half voxel."""
+        return self.compute_normals_and_features(fine_points, rows).features
 
-    def describe(self, fine: Floats, rows: Ints) -> Descriptors:
-        """Return normals [N, 3] and features [N, C] of ``fine[rows]``."""
+    def compute_normals_and_features(self, fine_points: Floats, rows: Ints) -> Descriptors:
+        """Return normals [N, 3] and features [N, C] of ``fine_points[rows]``."""
         if not len(rows):
             return Descriptors(np.empty((0, 3)), np.empty((0, WIDTH)))
         device = self.device
         if device.type == "cpu":
-            levels = prepare_network_levels(fine, rows, self.config.scales, with_surroundings=True)
+            levels = prepare_network_levels(fine_points, rows, self.config.scales, with_surroundings=True)
         else:
-            cloud, selected = (torch.from_numpy(array).to(device) for array in (fine, rows))
+            cloud, selected = (torch.from_numpy(array).to(device) for array in (fine_points, rows))
             levels = prepare_levels_on_device(cloud, selected, self.config.scales)
         self.model.eval()
         with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-            features = self.model(*join_batch([levels], gradient=False))
+            features = self.model(*build_network_arguments([levels], gradient=False))
         return Descriptors(*(array.cpu().double().numpy() for array in (levels.inputs[0].normals, features)))
 
 
-def _read_safetensors_header_if_any(path: Path) -> dict[str, str]:
+def _read_safetensors_header_or_empty(path: Path) -> dict[str, str]:
     """Return the header of a safetensors file; empty for other files."""
     from safetensors import SafetensorError, safe_open
 

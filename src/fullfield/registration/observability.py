@@ -48,13 +48,13 @@ class Observability(NamedTuple):
     def free_directions(self) -> tuple[FreeDirection, ...]:
         """Return the motions that are not determined."""
         is_free = (self.significance < _MIN_SIGNIFICANCE) | (self.correlation < _MIN_CORRELATION)
-        return self._separate_slides_and_turns(self.directions[is_free])
+        return self._separate_and_classify_motions(self.directions[is_free])
 
     @property
     def nearly_free_directions(self) -> tuple[FreeDirection, ...]:
         """Return the motions that are far less determined than most: the likely reason of a pose that is refused."""
         is_weak = self.significance < _MIN_RELATIVE * np.median(self.significance)
-        return self._separate_slides_and_turns(self.directions[is_weak])
+        return self._separate_and_classify_motions(self.directions[is_weak])
 
     def build_motion(self, motion: Floats) -> Floats:
         """Return the rigid transform [4, 4] of a motion [6] in the coordinates of :attr:`directions`."""
@@ -63,7 +63,7 @@ class Observability(NamedTuple):
         transform[:3, 3] = self.center - rotation @ self.center + motion[3:]
         return transform
 
-    def _separate_slides_and_turns(self, motions: Floats) -> tuple[FreeDirection, ...]:
+    def _separate_and_classify_motions(self, motions: Floats) -> tuple[FreeDirection, ...]:
         if not len(motions):
             return ()
         left, turns, _ = np.linalg.svd(motions[:, :3])

@@ -48,7 +48,7 @@ _THRESHOLD = 1.5  # of RANSAC
 _SIMILAR, _VOTING_CELL, _VOTER_CELL = 10, 3.0, 5.0  # partners of a point, edges of cells of shifts and of their voters
 _SHIFTS_WITHOUT_TURN, _HALF_TURN_SHIFTS = 4, 8  # that are looked at; two of those of a half turn are compared
 _MAX_HALF_TURN_TRACE = -0.99
-_AXIS_STEPS = 5  # until the main normals settle
+_AXIS_STEPS = 5  # until the main axes settle
 _ANGLES = np.radians((60, 72, 90, 120, 144, 180, 216, 240, 270, 288, 300))
 _SAMPLED, _SCREENED = 800, 300  # points for a fit, and for a look whether it is worth one
 _MAX_DISTANCE, _MIN_CLOSE_FRACTION = 3.0, 0.2  # voxels to a point that is near, share of points that are
@@ -75,12 +75,12 @@ class Rival(NamedTuple):
     patch_significance: float  # significance of the patches of such points, in the cloud where it is smaller
 
     @property
-    def margin(self) -> float:
+    def margin_against(self) -> float:
         """Return how clearly the clouds decide against this pose: 1 where they hardly do, below 0 where they do not."""
         return self.significance / _SIGNIFICANT + self.unlike_fraction / _UNLIKE
 
     @property
-    def is_refuted(self) -> bool:
+    def is_refuted_by_surfaces(self) -> bool:
         """Return whether surfaces decide against this pose.
 
         Something without an image contradicts in both clouds: where it stands, and where its image is missing. What the
@@ -92,22 +92,24 @@ class Rival(NamedTuple):
     @property
     def is_equal(self) -> bool:
         """Return whether the clouds do not decide between the two."""
-        return self.confirmed_ratio >= _MIN_CONFIRMED and self.margin < _EQUAL and not self.is_refuted
+        return (
+            self.confirmed_ratio >= _MIN_CONFIRMED and self.margin_against < _EQUAL and not self.is_refuted_by_surfaces
+        )
 
     @property
-    def is_nearly_equal(self) -> bool:
-        """Return whether the clouds decide against this pose, but not clearly."""
-        return self.confirmed_ratio >= _MIN_CONFIRMED and self.margin < _NEARLY_EQUAL
+    def is_equal_or_nearly(self) -> bool:
+        """Return whether the clouds do not decide clearly against this pose; an equal one counts too."""
+        return self.confirmed_ratio >= _MIN_CONFIRMED and self.margin_against < _NEARLY_EQUAL
 
     @property
-    def is_close(self) -> bool:
+    def is_opposed_only_by_descriptors(self) -> bool:
         """Return whether only descriptors speak against this pose, and not clearly."""
-        return self.confirmed_ratio >= _MIN_CONFIRMED and self.margin < _CLOSE and self.significance < _SILENT
+        return self.confirmed_ratio >= _MIN_CONFIRMED and self.margin_against < _CLOSE and self.significance < _SILENT
 
     @property
     def is_better(self) -> bool:
         """Return whether the clouds decide for this one."""
-        return self.margin < -1 and self.unlike_fraction < 0 and self.confirmed_ratio > _AS_LARGE
+        return self.margin_against < -1 and self.unlike_fraction < 0 and self.confirmed_ratio > _AS_LARGE
 
 
 def find_rivals(
@@ -129,16 +131,16 @@ def find_rivals(
     planes, sampled_rows = Planes.from_scan(target), comparison.list_sampled_indices(_STEP)
     sampled_agreement = best_agreement.select_points(sampled_rows)
     motions = _find_motions_onto_copies(windows.points[0], target, seed)
-    best_observability = _measure_observability(
+    best_observability = _measure_observability_if_possible(
         best_transform, source, target, best_agreement, best_agreement.confirmed & best_agreement.is_surrounded
     )
-    best_constraint = _take_weakest_constraint(best_observability)
+    best_constraint = _get_lowest_significance_or_zero(best_observability)
     contest = _Contest(
         best_transform, source, target, comparison, best_agreement, sampled_agreement, windows, best_constraint
     )
     rivals, compared, unsettled = list[Rival](), list[Floats](), list[tuple[Rival, Observability]]()
     for candidate in (*known_poses, *(motion @ best_transform for motion in motions)):
-        if not _is_plausible_pose(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
+        if not _brings_surfaces_together(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
             continue
         roughly = refine_pose_on_planes(planes, points[:_SCREENED], normals[:_SCREENED], candidate, _WIDE_REACHES)
         if _is_near_any(roughly, (best_transform, *compared), points, _SAME_BASIN):
@@ -149,19 +151,19 @@ def find_rivals(
         ):
             continue
         compared.append(refined)
-        contradicted_fraction, previewed = contest.preview_pose(refined)
-        is_refuted = contradicted_fraction > _NOT_SYMMETRIC and previewed.margin > _CLEAR
-        if is_refuted or previewed.confirmed_ratio < _MIN_PREVIEWED:
+        contradicted_fraction, previewed = contest.compare_pose_on_sample(refined)
+        is_clearly_refuted = contradicted_fraction > _NOT_SYMMETRIC and previewed.margin_against > _CLEAR
+        if is_clearly_refuted or previewed.confirmed_ratio < _MIN_PREVIEWED:
             continue
-        rival, observability = contest.compare_pose(refined)
-        if contest.is_constrained(rival, observability):
+        rival, observability = contest.compare_pose_and_measure_observability(refined)
+        if contest.is_determined_enough(rival, observability):
             rivals.append(rival)
-        if rival.margin < _CLEAR and observability is not None and contest.has_slipped(observability):
+        if rival.margin_against < _CLEAR and observability is not None and contest.may_have_slipped(observability):
             unsettled.append((rival, observability))
-    if select_equal_rivals(rivals) or any(rival.is_better for rival in rivals):
+    if select_undecided_rivals(rivals) or any(rival.is_better for rival in rivals):
         return rivals
-    for rival, observability in sorted(unsettled, key=lambda entry: entry[0].margin):
-        trial_rival = contest.slide_rival(rival, observability)
+    for rival, observability in sorted(unsettled, key=lambda entry: entry[0].margin_against):
+        trial_rival = contest.slide_rival_to_equal_if_possible(rival, observability)
         if trial_rival is not None:
             return [*rivals, trial_rival]
     return rivals
@@ -179,23 +181,25 @@ class _Contest(NamedTuple):
     windows: Windows
     best_constraint: float
 
-    def preview_pose(self, transform: Floats) -> tuple[float, Rival]:
+    def compare_pose_on_sample(self, transform: Floats) -> tuple[float, Rival]:
         """Compare every :data:`_STEP`-th point; also return the share of contradicted ones."""
         agreement = self.comparison(transform, _STEP)
         rival = _compare_rival_with_best(transform, agreement, self.sampled_agreement, points_per_flag=_STEP)
         return agreement.contradicted_fraction, rival
 
-    def compare_pose(self, transform: Floats) -> tuple[Rival, Observability | None]:
+    def compare_pose_and_measure_observability(self, transform: Floats) -> tuple[Rival, Observability | None]:
         """Compare all points; also return how they determine a rival that is not clearly refuted."""
         agreement = self.comparison(transform)
         rival = _compare_rival_with_best(transform, agreement, self.best_agreement)
-        if rival.margin < _CLEAR:
+        if rival.margin_against < _CLEAR:
             rival = _compare_rival_with_best(transform, agreement, self.best_agreement, self.windows)
-        if rival.margin >= _CLEAR and rival.confirmed_ratio >= _MOST:
+        if rival.margin_against >= _CLEAR and rival.confirmed_ratio >= _MOST:
             return rival, None
-        return rival, _measure_observability(transform, self.source, self.target, agreement, agreement.confirmed)
+        return rival, _measure_observability_if_possible(
+            transform, self.source, self.target, agreement, agreement.confirmed
+        )
 
-    def is_constrained(self, rival: Rival, observability: Observability | None) -> bool:
+    def is_determined_enough(self, rival: Rival, observability: Observability | None) -> bool:
         """Return whether confirmed points determine a rival, or are so many that one free motion does not matter.
 
         Walls of two rooms, back to back, confirm many points, but leave several motions free.
@@ -204,32 +208,32 @@ class _Contest(NamedTuple):
             return False
         return (
             rival.confirmed_ratio >= _MOST
-            or _take_weakest_constraint(observability) >= _MIN_CONSTRAINT * self.best_constraint
-            or self.is_determined(rival, observability)
+            or _get_lowest_significance_or_zero(observability) >= _MIN_CONSTRAINT * self.best_constraint
+            or self.is_clearly_determined(rival, observability)
         )
 
-    def is_determined(self, rival: Rival, observability: Observability | None) -> bool:
+    def is_clearly_determined(self, rival: Rival, observability: Observability | None) -> bool:
         """Return whether confirmed points determine a rival clearly, however many they are."""
-        return _take_weakest_constraint(observability) >= max(_DETERMINED, _PER_MARGIN * rival.margin)
+        return _get_lowest_significance_or_zero(observability) >= max(_DETERMINED, _PER_MARGIN * rival.margin_against)
 
-    def has_slipped(self, observability: Observability) -> bool:
+    def may_have_slipped(self, observability: Observability) -> bool:
         """Return whether a single direction is hardly determined: a fit to planes may have slipped along it."""
         return bool((observability.significance < _WEAK * self.best_constraint).sum() == 1)
 
-    def slide_rival(self, rival: Rival, observability: Observability) -> Rival | None:
-        """Move a rival along the direction that touching surfaces determine least; return it where it becomes equal.
+    def slide_rival_to_equal_if_possible(self, rival: Rival, observability: Observability) -> Rival | None:
+        """Move a rival along the direction that touching surfaces determine least; None unless it becomes equal.
 
         A fit to planes slips there: few points hold it, and some of them touch another surface than their own. But what
         it confirms and contradicts shows where it belongs.
         """
         direction = observability.directions[observability.significance.argmin()]
-        transform, margin = rival.transform, self.preview_pose(rival.transform)[1].margin
+        transform, margin = rival.transform, self.compare_pose_on_sample(rival.transform)[1].margin_against
         for step, max_count in _SLIDES:
             for displacement in (step, -step):
                 motion, count = observability.build_motion(displacement * direction), 0
                 while count < max_count:
                     trial = motion @ transform
-                    trial_margin = self.preview_pose(trial)[1].margin
+                    trial_margin = self.compare_pose_on_sample(trial)[1].margin_against
                     if trial_margin >= margin:
                         break
                     transform, margin, count = trial, trial_margin, count + 1
@@ -238,18 +242,18 @@ class _Contest(NamedTuple):
         distance = compute_rms_distance_between_poses(transform, self.best_transform, self.source.points)
         if margin >= _CLOSE or distance < _MIN_DISTANCE or transform is rival.transform:
             return None
-        trial_rival, trial_observability = self.compare_pose(transform)
-        is_equal = trial_rival.is_equal and self.is_determined(trial_rival, trial_observability)
+        trial_rival, trial_observability = self.compare_pose_and_measure_observability(transform)
+        is_equal = trial_rival.is_equal and self.is_clearly_determined(trial_rival, trial_observability)
         return trial_rival if is_equal else None
 
 
-def select_equal_rivals(rivals: Sequence[Rival]) -> list[Rival]:
+def select_undecided_rivals(rivals: Sequence[Rival]) -> list[Rival]:
     """Return the rivals between which and the best pose the clouds do not decide.
 
     Where a scene repeats itself in steps, as stairs do, windows' ends change the descriptors near them, so these speak
     for the pose in which the ends coincide, while the surfaces decide nothing.
     """
-    close = [rival for rival in rivals if rival.is_close]
+    close = [rival for rival in rivals if rival.is_opposed_only_by_descriptors]
     return [rival for rival in rivals if rival.is_equal] or (close if len(close) >= _STEPS else [])
 
 
@@ -292,7 +296,7 @@ def _compare_rival_with_best(
     return Rival(transform, confirmed, significance, unlike, patches)
 
 
-def _measure_observability(
+def _measure_observability_if_possible(
     transform: Floats, source: Scan, target: Scan, agreement: Agreement, is_used: Flags
 ) -> Observability | None:
     """Return how those points of the source that are used [N + M] determine a pose; None with too few."""
@@ -303,11 +307,11 @@ def _measure_observability(
     return measure_observability(points, normals, target.normals[agreement.partner[rows]])
 
 
-def _take_weakest_constraint(observability: Observability | None) -> float:
+def _get_lowest_significance_or_zero(observability: Observability | None) -> float:
     return 0.0 if observability is None else float(observability.significance.min())
 
 
-def _is_plausible_pose(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> bool:
+def _brings_surfaces_together(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> bool:
     """Return whether surfaces come near each other, most of them along each other, before any fit."""
     distance, partner = find_nearest_in_tree(planes.tree, apply_transform(transform, points))
     is_close = distance <= _MAX_DISTANCE
@@ -349,7 +353,7 @@ def _find_motions_by_votes(target: Scan, rows: Ints, partners: Ints) -> list[Flo
     voters = np.repeat(np.unique(places, return_inverse=True)[1], partners.shape[1])
     points, partner_points = target.points[rows].T, np.moveaxis(target.points[partners], 2, 0).copy()
     motions = list[Floats]()
-    for number, rotation in enumerate((np.eye(3), *_list_rotations_about_main_normals(target))):
+    for number, rotation in enumerate((np.eye(3), *_list_rotations_about_main_axes(target))):
         shifts = (partner_points - (rotation @ points)[:, :, None]).reshape(3, -1)
         cells, shape = _compute_cell_numbers_and_grid_shape(shifts, _VOTING_CELL)
         ballots = np.sort(cells * len(rows) + voters)  # np.unique takes many times as long
@@ -362,14 +366,14 @@ def _find_motions_by_votes(target: Scan, rows: Ints, partners: Ints) -> list[Flo
             shifts.min(1) + (np.array(np.unravel_index(ballots[start], shape)) + 0.5) * _VOTING_CELL
             for start in starts[np.argsort(-votes, kind="stable")[:count]]
         ]
-        for middle in _select_supported_shifts(middles, shifts, voters) if is_half_turn else middles:
+        for middle in _recenter_and_select_two_shifts(middles, shifts, voters) if is_half_turn else middles:
             motion = np.eye(4)
             motion[:3, :3], motion[:3, 3] = rotation, np.median(shifts[:, _find_nearby_shifts(shifts, middle)], axis=1)
             motions.append(motion)
     return motions
 
 
-def _select_supported_shifts(middles: list[Floats], shifts: Floats, voters: Ints) -> list[Floats]:
+def _recenter_and_select_two_shifts(middles: list[Floats], shifts: Floats, voters: Ints) -> list[Floats]:
     """Return the two of some ``middles`` [3], moved to the mean of the ``shifts`` [3, N] around, with most voters.
 
     Cells cut a cluster of shifts in two, but not the sphere around its mean.
@@ -405,12 +409,14 @@ def _compute_squared_distances(first: Floats, second: Floats) -> Floats:
     return squares
 
 
-def _list_rotations_about_main_normals(target: Scan) -> list[Floats]:
-    return [convert_to_rotation_matrix(angle * axis) for axis in find_main_normals(target.normals) for angle in _ANGLES]
+def _list_rotations_about_main_axes(target: Scan) -> list[Floats]:
+    return [
+        convert_to_rotation_matrix(angle * axis) for axis in find_three_main_axes(target.normals) for angle in _ANGLES
+    ]
 
 
-def find_main_normals(normals: Floats) -> Floats:
-    """Return the three directions [3, 3], at right angles, along which most of the ``normals`` [N, 3] lie.
+def find_three_main_axes(normals: Floats) -> Floats:
+    """Return the three axes [3, 3], at right angles, along which most of the ``normals`` [N, 3] lie.
 
     Principal directions alone are wrong where a room's floor has the area of its walls, because every direction between
     the two is as good. So they are turned until normals lie along them as closely as they can (quartimax).

@@ -33,7 +33,7 @@ class Descriptors(NamedTuple):
 
 
 Describe = Callable[[Floats, Ints], Descriptors]
-"""Describes ``fine[rows]`` of ``fine`` [F, 3]."""
+"""Computes normals and features of ``fine_points[rows]``; ``fine_points`` [F, 3] has one point per half voxel."""
 
 
 class Scan(NamedTuple):

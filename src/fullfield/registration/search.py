@@ -16,7 +16,7 @@ from fullfield.registration.observability import measure_observability
 from fullfield.registration.ransac import Hypothesis, apply_transform, search_pose_hypotheses
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.result import Cause, Registration, build_refusal
-from fullfield.registration.rivals import compute_rms_distance_between_poses, find_rivals, select_equal_rivals
+from fullfield.registration.rivals import compute_rms_distance_between_poses, find_rivals, select_undecided_rivals
 from fullfield.registration.scan import Scan, thin_and_describe_scan
 from fullfield.registration.verdict import (
     BELOW_HALF,
@@ -97,7 +97,7 @@ def register_at_voxel_size_and_check_retry(
 ) -> tuple[Registration, bool]:
     """Register centred clouds at one voxel size; also return whether another one may come to another result."""
     report(0.0, "describing the source")
-    describe = None if search.descriptor is None else search.descriptor.describe
+    describe = None if search.descriptor is None else search.descriptor.compute_normals_and_features
     source = thin_and_describe_scan(clouds[0] / voxel, describe)
     report(0.3, "describing the target")
     target = thin_and_describe_scan(clouds[1] / voxel, describe)
@@ -334,13 +334,13 @@ def _judge_pose_or_better_rival(
     changed = _find_change_objection(pair, pose, agreement, windows)
     if changed is not None:
         return _Judgement(changed, pose)
-    equal = tuple(rival.transform for rival in select_equal_rivals(rivals))
+    equal = tuple(rival.transform for rival in select_undecided_rivals(rivals))
     if equal:
         reason = "two poses fit equally well: the scene repeats itself"
         chance = min(1 / (1 + len(equal)), BELOW_HALF)
         return _Judgement(Objection(reason, "repetition", max_confidence=chance, alternatives=equal), pose)
-    has_close_rival = any(rival.is_nearly_equal for rival in rivals)
-    doubt = _DEFORMED if deformation.is_deformed else _CLOSE_RIVAL if has_close_rival else None
+    has_nearly_equal_rival = any(rival.is_equal_or_nearly for rival in rivals)
+    doubt = _DEFORMED if deformation.is_deformed else _CLOSE_RIVAL if has_nearly_equal_rival else None
     return _Judgement(None, pose, doubt)
 
 

@@ -28,9 +28,9 @@ from fullfield.sequences.plates import (
     Plate,
     Plates,
     copy_to_pinned_memory,
-    crop_or_pad_to_display_window,
+    crop_or_pad_frame_and_valid_to_display,
     merge_plate_windows,
-    pad_frame_to_box_and_fill,
+    pad_and_fill_frame_and_valid,
 )
 from fullfield.sequences.results import FrameResult, Problem, StageTimes
 from fullfield.sequences.settings import ShotSettings
@@ -180,15 +180,15 @@ class ShotEngine:
 
     def _read_reduce_and_pin_plate(self, number: int) -> _ReadFrame:
         if self._plates.is_in_range(number) and not self._plates.has_frame(number):
-            raise FileNotFoundError(2, "no such file", self._plates.path(number))
+            raise FileNotFoundError(2, "no such file", self._plates.get_frame_name(number))
         with self.stages.measure("read"):
             plate = self._plates.read(number)
         if plate.frame[0].numel() < 2:
-            raise InputError(f"{self._plates.path(number)}: expected more than one pixel")
+            raise InputError(f"{self._plates.get_frame_name(number)}: expected more than one pixel")
         with self.stages.measure("reduce"):
             grey = shrink_to_grey(
                 *(
-                    crop_or_pad_to_display_window(plate)
+                    crop_or_pad_frame_and_valid_to_display(plate)
                     if self._plates.uses_data_windows
                     else (plate.frame, plate.valid)
                 )
@@ -206,7 +206,7 @@ class ShotEngine:
         try:
             plate, self._grey[number], self._lines[number] = reads.wait_and_take_item(number)
         except (InputError, OSError) as error:
-            self._frames[number] = Problem.from_error(self._plates.path(number), error)
+            self._frames[number] = Problem.from_error(self._plates.get_frame_name(number), error)
             return
         self._frames[number] = plate
         if self._size is None:
@@ -265,7 +265,7 @@ class ShotEngine:
             try:
                 result.window = self._merge_input_windows(number)
             except InputError as error:
-                result.problems.append(Problem.from_error(plates.path(number), error))
+                result.problems.append(Problem.from_error(plates.get_frame_name(number), error))
                 return result
         size = plate.frame.shape[-2:] if result.window is None else result.window.data[3:1:-1]
         for direction, offset in settings.offsets.items():
@@ -323,7 +323,7 @@ class ShotEngine:
             refined = self._run_and_time_estimation(lambda: refiner.refine(*frames, flow[None], backward[None]))
             return _interpolate_unknown_vectors(refined, valid[0])
         except InputError as error:
-            return _build_problem_naming_frame([self._plates.path(n) for n in (number, other)], error)
+            return _build_problem_naming_frame([self._plates.get_frame_name(n) for n in (number, other)], error)
 
     def _get_pair_without_bars(self, first: int, second: int, grid_frame_number: int) -> _Pair:
         """Return two frames of one size on a grid."""
@@ -395,7 +395,7 @@ class ShotEngine:
         return number if self._plates.uses_data_windows else 0
 
     def _estimate_pair(self, first: int, second: int, grid_frame_number: int) -> Tensor | Problem:
-        paths = [self._plates.path(number) for number in (first, second)]
+        paths = [self._plates.get_frame_name(number) for number in (first, second)]
         for number in (first, second):
             if isinstance(problem := self._frames[number], Problem):
                 return problem
@@ -479,7 +479,7 @@ class ShotEngine:
     def _get_frame_in_box_on_device(self, number: int, grid_frame_number: int) -> _FrameInBox:
         """Return a frame on the grid of another one, on the device."""
         if (number, grid_frame_number) not in self._in_box:
-            frame, valid = pad_frame_to_box_and_fill(
+            frame, valid = pad_and_fill_frame_and_valid(
                 self._get_plate_or_raise(number), self._merge_input_windows(grid_frame_number).data
             )
             on_device = None if valid is None else valid.to(self._device)
@@ -511,14 +511,16 @@ class ShotEngine:
     def _get_plate_or_raise(self, number: int) -> Plate:
         plate = self._frames[number]
         if isinstance(plate, Problem):
-            raise InputError(f"{self._plates.path(number)}: {plate.reason}")
+            raise InputError(f"{self._plates.get_frame_name(number)}: {plate.reason}")
         return plate
 
     def _merge_input_windows(self, number: int) -> FrameWindow:
         """Return the window of a frame's result: its own, widened to those of the frames it is compared with."""
         frames = self._settings.list_input_frames(self._plates, number)
         plates = {n: self._frames.get(n) for n in frames}
-        return merge_plate_windows({self._plates.path(n): p for n, p in plates.items() if isinstance(p, Plate)})
+        return merge_plate_windows(
+            {self._plates.get_frame_name(n): p for n, p in plates.items() if isinstance(p, Plate)}
+        )
 
     def _get_initial_flow_from_previous_pair(self, first: int, second: int, size: torch.Size) -> Tensor | None:
         """Return the initial flow from the pair before; None across a cut and where the shot starts."""

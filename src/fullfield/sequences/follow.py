@@ -70,7 +70,7 @@ class _Follower:
         if plate.frame.shape[-2:] != self._size:
             sizes = [f"{size[1]}x{size[0]}" for size in (plate.frame.shape[-2:], self._size)]
             reason = f"is {sizes[0]}, but the reference is {sizes[1]}"
-            result.problems.append(Problem(self._plates.path(number), reason))
+            result.problems.append(Problem(self._plates.get_frame_name(number), reason))
             return result
         picture = shrink_to_grey(plate.frame, plate.valid)
         if is_cut(self._picture, picture):
@@ -208,7 +208,7 @@ def follow_plates(
     plates.pinned = device.type == "cuda"
     requested = set(numbers)
     for number in sorted(number for number in requested if not plates.has_frame(number)):
-        yield FrameResult(number, problems=[Problem(plates.path(number), "no such file")])
+        yield FrameResult(number, problems=[Problem(plates.get_frame_name(number), "no such file")])
     if not any(plates.has_frame(number) for number in requested):
         return
     reference_plate = plates.read(reference)
@@ -247,7 +247,9 @@ def follow_plates(
                         with stages.measure("estimate"):
                             result = follower.follow_frame(number, plate, rounds_to_half=rounds_to_half)
                     except (InputError, OSError) as error:
-                        result = FrameResult(number, problems=[Problem.from_error(plates.path(number), error)])
+                        result = FrameResult(
+                            number, problems=[Problem.from_error(plates.get_frame_name(number), error)]
+                        )
                     if number in requested:
                         yield result
 

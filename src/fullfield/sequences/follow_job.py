@@ -23,7 +23,7 @@ from fullfield.sequences.follow import DIRECTIONS, follow_plates
 from fullfield.sequences.job import collect_parameters_known_in_advance, set_threads_and_prepare_estimator
 from fullfield.sequences.names import FrameFiles
 from fullfield.sequences.outputs import Output, WritePlan, copy_to_cpu_as_float32
-from fullfield.sequences.plates import Plate, Plates, open_frame_files
+from fullfield.sequences.plates import Plate, Plates, open_found_plates
 from fullfield.sequences.results import FrameReport, FrameResult, Outcome, StageTimes
 from fullfield.sequences.tracking import SCHEDULE
 from fullfield.sequences.writing import WriterThreads
@@ -69,7 +69,7 @@ class FollowJob:
         """Open the plates between the reference and the frames of the job; InputError where the reference is absent."""
         first, last = min((*self.numbers, self.reference)), max((*self.numbers, self.reference))
         numbers = [number for number in self.frame_files.files or range(first, last + 1) if first <= number <= last]
-        plates = open_frame_files(self.frame_files, numbers, **self.reading)
+        plates = open_found_plates(self.frame_files, numbers, **self.reading)
         if not plates.has_frame(self.reference):
             plates.close()
             raise InputError(f"reference: expected a frame of {self.frame_files.text}, got {self.reference}")
@@ -193,7 +193,7 @@ def run_follow(
         layers = copy_to_cpu_as_float32(writers.copy_to_host(result.tensors, event))
         identity = None if result.plate is None else result.plate.identity
         if identity is not None and plates.read_file_stamp(result.number) != identity.stamp:
-            raise InputError(f"{plates.path(result.number)}: was replaced during the run")
+            raise InputError(f"{plates.get_frame_name(result.number)}: was replaced during the run")
         record = {**job.provenance, "inputs": inputs, "start": None}
         for path, version in checksums.pop_new_checksums():
             journal.record_input_once(path, version)

@@ -17,7 +17,7 @@ from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.sequences.names import FrameFiles
 from fullfield.sequences.outputs import Output, WritePlan
-from fullfield.sequences.plates import Plates, open_frame_files
+from fullfield.sequences.plates import Plates, open_found_plates
 from fullfield.sequences.settings import ShotSettings
 
 
@@ -70,7 +70,7 @@ class ShotJob:
 
     def open_plates(self) -> Plates:
         """Open the plates in this process."""
-        return open_frame_files(self.frame_files, self.numbers, **self.reading)
+        return open_found_plates(self.frame_files, self.numbers, **self.reading)
 
     def set_threads_and_prepare_estimator(self) -> Estimator:
         """Return a new, prepared estimator, and set the number of threads of this process."""

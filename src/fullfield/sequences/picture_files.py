@@ -13,10 +13,10 @@ from fullfield._read_ahead import choose_reader_count
 from fullfield.io.all_channels import ChannelPicture, read_all_channels
 from fullfield.io.image import FrameReader
 from fullfield.io.names import VIDEO_WRITE_SUFFIXES
-from fullfield.io.transfer import choose_inplace_curve_if_needed
+from fullfield.io.transfer import choose_inplace_curve_to_srgb_if_needed
 from fullfield.sequences.changes import GreyPicture, shrink_to_grey
 from fullfield.sequences.names import find_frame_files, format_mask_name, select_frames
-from fullfield.sequences.plates import open_frame_files
+from fullfield.sequences.plates import open_found_plates
 
 _RATE = 24.0  # frames a second where the plates have no rate
 
@@ -42,7 +42,7 @@ class PictureFiles:
         if self.is_video:
             if mask is not None:
                 raise InputError(f"mask: expected None for a video, got {mask}")
-            self._plates = open_frame_files(self._frame_files, None)
+            self._plates = open_found_plates(self._frame_files, None)
             self.numbers, self.readers = list(self._plates.numbers), self._plates.readers
             self.frame_rate = read_frame_rate(source)
         else:
@@ -112,7 +112,7 @@ def convert_to_16bit_display_rgb(picture: ChannelPicture) -> Tensor:
     indices = [names.index(name) for name in "RGB" if name in names]
     planes = picture.pixels[indices] if len(indices) == 3 else picture.pixels[:1].expand(3, -1, -1)
     pixels = planes.contiguous().clone()
-    encode = choose_inplace_curve_if_needed("linear", auto_transfer="linear")
+    encode = choose_inplace_curve_to_srgb_if_needed("linear", auto_transfer="linear")
     if picture.value_type not in ("uint8", "uint16") and encode is not None:
         encode(pixels.numpy())
     return pixels.nan_to_num(0.0).clamp_(0, 1).mul_(65535).round_().to(torch.int32)

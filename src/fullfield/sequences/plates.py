@@ -24,7 +24,7 @@ from fullfield.io.image import FrameReader
 from fullfield.io.names import STACK_SUFFIXES, get_separate_mask_file
 from fullfield.io.oiio import Attribute
 from fullfield.io.stacks import count_pictures, read_picture_of_stack
-from fullfield.io.transfer import choose_inplace_curve_if_needed
+from fullfield.io.transfer import choose_inplace_curve_to_srgb_if_needed
 from fullfield.io.windows import FrameWindow, Window, merge_frame_windows
 from fullfield.sequences.names import FrameFiles, find_frame_files, format_mask_name, parse_frames, select_frames
 
@@ -60,7 +60,7 @@ class Plates(Protocol):
     pinned: bool
     """Whether to read into memory that a GPU copies from by itself, where the plates can; False at first."""
 
-    def path(self, number: int) -> str:
+    def get_frame_name(self, number: int) -> str:
         """Return the name of a frame, for messages."""
         raise NotImplementedError
 
@@ -164,8 +164,8 @@ def open_plates(
         return ListedPlates(list(source), frames, **reading)
     frame_files = find_frame_files(os.fspath(source))
     if isinstance(frames, str) or (frames is None and frame_files.video is None):
-        return open_frame_files(frame_files, select_frames(frame_files, frames, "frames"), **reading)
-    return open_frame_files(frame_files, None if frames is None else sorted(set(frames)), **reading)
+        return open_found_plates(frame_files, select_frames(frame_files, frames, "frames"), **reading)
+    return open_found_plates(frame_files, None if frames is None else sorted(set(frames)), **reading)
 
 
 def open_plates_unless_open(frames: str | os.PathLike[str] | Sequence[Frame] | Plates) -> Plates:
@@ -184,7 +184,7 @@ def _check_frame_source_type(source: object, name: str) -> None:
     require(is_source, name, expected, f"{describe_value(source)}{hint}")
 
 
-def open_frame_files(frame_files: FrameFiles, frame_numbers: Sequence[int] | None, **reading: Any) -> Plates:
+def open_found_plates(frame_files: FrameFiles, frame_numbers: Sequence[int] | None, **reading: Any) -> Plates:
     """Open frames that were found by name. ``frame_numbers`` of a video may be None: all that it has."""
     if frame_files.video is None:
         return FilePlates(frame_files, frame_files.files if frame_numbers is None else frame_numbers, **reading)
@@ -210,7 +210,7 @@ class FilePlates(Plates):
         numbers = [*frame_files.files, *self.numbers]
         self._ends = min(numbers), max(numbers)
 
-    def path(self, number: int) -> str:
+    def get_frame_name(self, number: int) -> str:
         return self._frame_files.path(number)
 
     def has_frame(self, number: int) -> bool:
@@ -220,14 +220,14 @@ class FilePlates(Plates):
         return self._ends[0] <= number <= self._ends[1]
 
     def get_containing_file(self, number: int) -> str | None:
-        return self.path(number)
+        return self._frame_files.path(number)
 
     def get_mask_file(self, number: int) -> str | None:
         return get_separate_mask_file(format_mask_name(self._mask, number))
 
     def read(self, number: int) -> Plate:
         """Read the frame; read it again where it was replaced during the first read."""
-        path, mask = self.path(number), self.get_mask_file(number)
+        path, mask = self._frame_files.path(number), self.get_mask_file(number)
         reading = self._reading if mask is None else {**self._reading, "mask": format_mask_name(self._mask, number)}
         reader = FrameReader(**reading, pinned=self.pinned)
         for is_first in (True, False):
@@ -277,7 +277,7 @@ class ListedPlates(Plates):
     def pop_nonfinite_messages(self) -> dict[int, str]:
         return self._nonfinite_messages.pop_all()
 
-    def path(self, number: int) -> str:
+    def get_frame_name(self, number: int) -> str:
         return get_frame_name_for_messages(
             self._frames[number - 1] if self.has_frame(number) else None, f"frame {number}"
         )
@@ -291,12 +291,12 @@ class ListedPlates(Plates):
         if not self.has_frame(number):
             raise InputError(f"frame {number}: the list has {len(self._frames)}")
         # Plates lie in the host's memory, wherever the frames came from; the engine takes them where it computes.
-        frame, path = self._frames[number - 1], self.path(number)
+        frame, name = self._frames[number - 1], self.get_frame_name(number)
         if isinstance(frame, (str, os.PathLike)):
             image = FrameReader(**self._reading).read(frame)
             self._nonfinite_messages.add_unless_empty(number, image.note)
-            return Plate(fill_unknown_pixels(image.frame, image.valid, path), valid=image.valid)
-        return Plate(read_or_convert_frame(frame, path, **self._reading).cpu())
+            return Plate(fill_unknown_pixels(image.frame, image.valid, name), valid=image.valid)
+        return Plate(read_or_convert_frame(frame, name, **self._reading).cpu())
 
 
 class StackPlates(Plates):
@@ -312,7 +312,7 @@ class StackPlates(Plates):
             raise InputError(f"{self._path}: has frames 1-{self._count}, and none of the requested ones is among them")
         self.uses_data_windows, self.readers, self.pinned = False, choose_reader_count(), False
 
-    def path(self, number: int) -> str:
+    def get_frame_name(self, number: int) -> str:
         return f"{self._path}, frame {number}"
 
     def get_containing_file(self, _number: int) -> str | None:
@@ -344,7 +344,7 @@ class VideoPlates(Plates):
         self, frame_files: FrameFiles, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any
     ) -> None:
         self._path = frame_files.text
-        self._curve = choose_inplace_curve_if_needed(transfer or "auto", auto_transfer="srgb")
+        self._curve = choose_inplace_curve_to_srgb_if_needed(transfer or "auto", auto_transfer="srgb")
         self._lock = threading.Lock()
         stamp = read_stamp_if_exists(self._path)
         self._identity = None if stamp is None else FileIdentity(stamp, compute_sampled_checksum(self._path))
@@ -363,7 +363,7 @@ class VideoPlates(Plates):
         self._frames: Iterator[Any] = iter(self._source)
         self._next = 1
 
-    def path(self, number: int) -> str:
+    def get_frame_name(self, number: int) -> str:
         return f"{self._path}, frame {number}"
 
     def get_containing_file(self, _number: int) -> str | None:
@@ -402,7 +402,7 @@ class VideoPlates(Plates):
             self._source.close()
 
 
-def pad_frame_to_box_and_fill(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tensor, Tensor | None]:
+def pad_and_fill_frame_and_valid(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tensor, Tensor | None]:
     """Return the frame in the box (x, y, width, height), and where it is known; elsewhere it is filled."""
     if plate.window is None or plate.window.data == box:
         return plate.frame, plate.valid
@@ -415,7 +415,7 @@ def pad_frame_to_box_and_fill(plate: Plate, box: tuple[int, int, int, int]) -> t
     return fill_unknown_pixels(frame, valid, "frame"), valid
 
 
-def crop_or_pad_to_display_window(plate: Plate) -> tuple[Tensor, Tensor | None]:
+def crop_or_pad_frame_and_valid_to_display(plate: Plate) -> tuple[Tensor, Tensor | None]:
     """Return the frame on its display window, and where it is known; of a window that is much larger, the frame."""
     if plate.window is None or plate.window.data == plate.window.display:
         return plate.frame, plate.valid
@@ -435,9 +435,9 @@ def crop_or_pad_to_display_window(plate: Plate) -> tuple[Tensor, Tensor | None]:
 
 
 def merge_plate_windows(plates: Mapping[str, Plate]) -> FrameWindow:
-    """Return :func:`fullfield.io.windows.merge_frame_windows` of plates, by path."""
-    boxes = {path: (0, 0, plate.frame.shape[-1], plate.frame.shape[-2]) for path, plate in plates.items()}
-    return merge_frame_windows({path: p.window or FrameWindow(boxes[path], boxes[path]) for path, p in plates.items()})
+    """Return :func:`fullfield.io.windows.merge_frame_windows` of plates, by name."""
+    boxes = {name: (0, 0, plate.frame.shape[-1], plate.frame.shape[-2]) for name, plate in plates.items()}
+    return merge_frame_windows({name: p.window or FrameWindow(boxes[name], boxes[name]) for name, p in plates.items()})
 
 
 def copy_to_pinned_memory(plate: Plate) -> Plate:

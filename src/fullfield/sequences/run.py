@@ -87,7 +87,7 @@ def run_shot(
                     writer.submit_frame_result(result)
                 elif report is not None:
                     report(result.number)
-                plate_path = Path(plates.path(result.number))
+                plate_path = Path(plates.get_frame_name(result.number))
                 is_file = not str(plate_path).startswith("frame ")
                 if outcome.stopped is None and result.problems and is_file and not plate_path.parent.exists():
                     outcome.stopped = f"{plate_path.parent}: is not there any more"
@@ -249,7 +249,7 @@ class FlowFileWriter:
             return False
         if number not in self._reported:
             self._reported.add(number)
-            self._threads.add_problem(Problem(self._plates.path(number), f"was replaced {reason}"))
+            self._threads.add_problem(Problem(self._plates.get_frame_name(number), f"was replaced {reason}"))
         return True
 
 

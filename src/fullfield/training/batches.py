@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.registration.descriptors import Floats
-from fullfield.registration.learned import Levels, join_batch, prepare_network_levels
+from fullfield.registration.learned import Levels, build_network_arguments, prepare_network_levels
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.pairs import sample_synthetic_scene_points, synthesize_overlapping_pair_if_possible
@@ -162,6 +162,6 @@ def compute_pair_descriptors(
 ) -> list[tuple[Tensor, Tensor]]:
     """Return the two descriptors [A, C], [B, C] of each pair; all clouds are one batch."""
     sides = [side for pair in examples for side in (pair.source, pair.target)]
-    descriptors = model(*join_batch(sides, gradient=torch.is_grad_enabled()))
+    descriptors = model(*build_network_arguments(sides, gradient=torch.is_grad_enabled()))
     clouds = torch.split(descriptors, [len(side.inputs[0].points) for side in sides])
     return list(zip(clouds[::2], clouds[1::2], strict=True))

@@ -57,7 +57,7 @@ class _FlowChannelPair(NamedTuple):
     sign: int = 1
 
 
-def read_selected_flow(
+def read_selected_flow_and_valid(
     path: Path, selection: ChannelSelection, window: Window = "display", *, use_valid_channel: bool = True
 ) -> tuple[Planes, Mask]:
     """Read the vectors of a selection, and where they are known.
@@ -65,13 +65,13 @@ def read_selected_flow(
     Without ``use_valid_channel``, vectors that come from their surroundings count as known.
     """
     with open_source(path, "openexr", "flow in OpenEXR") as source:
-        return _read_flow_channel_pair(
+        return _read_flow_and_valid(
             source, _find_flow_channel_pair(source, selection), selection.y, window, use_valid_channel
         )
 
 
 def read_selected_window(path: Path, selection: ChannelSelection) -> FrameWindow:
-    """Return the windows of the part that :func:`read_selected_flow` reads."""
+    """Return the windows of the part that :func:`read_selected_flow_and_valid` reads."""
     with open_source(path, "openexr", "flow in OpenEXR") as source:
         return _find_flow_channel_pair(source, selection).part.window
 
@@ -124,7 +124,7 @@ def _find_flow_channel_pair(source: ImageSource, selection: ChannelSelection) ->
     raise InputError(f"{source.path}: no {expected}; {advice}. The file has {describe_part_channels(seen)}")
 
 
-def _read_flow_channel_pair(
+def _read_flow_and_valid(
     source: ImageSource, pair: _FlowChannelPair, y_axis: str | None, window: Window, use_valid_channel: bool
 ) -> tuple[Planes, Mask]:
     path, part, spec = source.path, pair.part, pair.part.spec
