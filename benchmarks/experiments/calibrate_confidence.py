@@ -40,7 +40,7 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
     for name, (first, second, truth) in shared_pairs(DATA).items():
         frames = read_pairs_and_find_bars([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu")).frames
         known = read_flow(truth)
-        ways = estimator.estimate_both_directions(*frames)
+        ways = estimator.estimate_both_and_refine_forward(*frames)
         signs = compute_reliability_evidence(*frames, ways.forward, ways.backward)
         own = torch.zeros_like(signs.distance) if ways.log_scale is None else ways.log_scale
         logs = signs.log_distance, signs.log_residual, signs.log_contrast

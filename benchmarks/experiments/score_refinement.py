@@ -81,7 +81,9 @@ def known() -> Iterator[tuple[str, str, Known]]:
 
 def directions(network: str, group: str, name: str, pair: Known) -> RefinedDirections:  # noqa: ARG001 - for stored flows
     """Estimate the network's forward and backward flow."""
-    return RefinedEstimator(build_estimator(**NETWORKS[network]), refine=False).estimate_both_directions(*pair.frames)
+    return RefinedEstimator(build_estimator(**NETWORKS[network]), refine=False).estimate_both_and_refine_forward(
+        *pair.frames
+    )
 
 
 def scored(pair: Known, ways: RefinedDirections) -> dict[str, Any]:

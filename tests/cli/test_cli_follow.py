@@ -381,3 +381,15 @@ def test_view_paint_refuses_bad_input_in_one_line(
     assert len(lines) == 1
     assert message in lines[0]
     assert not Path("page.html").exists()
+
+
+@pytest.mark.usefixtures("plates")
+def test_follow_refuses_outputs_that_lead_to_the_file_of_all_plates(capsys: pytest.CaptureFixture[str]) -> None:
+    pictures = [Image.open(f"plate.{1001 + index}.png") for index in range(3)]
+    pictures[0].save("shot.gif", save_all=True, append_images=pictures[1:])
+    content = Path("shot.gif").read_bytes()
+    Path("ref.0002.exr").symlink_to("shot.gif")
+    for words in (["-o", "ref.%04d.exr"], ["-o", "other.%04d.exr", "--st-map", "ref.%04d.exr"]):
+        assert main(["follow", "shot.gif", "--reference", "1", *words, "--overwrite", *QUICK]) == 2
+        assert f"{words[-2].replace('-o', '--output')} ref.%04d.exr: names the plates" in capsys.readouterr().err
+    assert Path("shot.gif").read_bytes() == content

@@ -286,7 +286,7 @@ def test_register_apply_of_unknown_cloud_takes_source_pose(cli: Any, scene: Path
 @pytest.mark.usefixtures("scans")
 @pytest.mark.parametrize("is_known", [True, False])
 def test_register_advises_weights_that_can_be_had(cli: Any, monkeypatch: pytest.MonkeyPatch, is_known: bool) -> None:
-    monkeypatch.setattr("fullfield.models.weights.can_fetch_weights", lambda _: is_known)
+    monkeypatch.setattr("fullfield.models.weights.can_obtain_weights", lambda _: is_known)
     said = cli("register", "a.ply", "c.ply", "--voxel", "0.1").err.splitlines()[-1]
     folder = next(iterate_candidate_cache_folders()) / "weights"
     copy = "" if is_known else f" (copy weights/descriptor.safetensors from fullfield's source to {folder} first)"

@@ -80,7 +80,7 @@ def test_network_estimator_cascaded_bidirectional_equals_two_calls(
 def test_refined_estimator_without_bidirectional_runs_twice() -> None:
     estimator = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"].replace(updates=0))
     assert estimator.bidirectional(*PAIR) is None
-    found = RefinedEstimator(estimator, refine=False).estimate_both_directions(*PAIR)
+    found = RefinedEstimator(estimator, refine=False).estimate_both_and_refine_forward(*PAIR)
     assert found.seconds.keys() == {"forward", "backward"}
     assert torch.equal(found.backward, estimator(*PAIR[::-1]))
 
@@ -98,7 +98,7 @@ def test_bidirectional_refuses_initial_backward_flow_of_wrong_size() -> None:
 def test_refined_estimator_runs_bidirectional_network_once() -> None:
     refined = RefinedEstimator(NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"]))
     reports: list[float] = []
-    found = refined.estimate_both_directions(*PAIR, progress=lambda part, _: reports.append(part))
+    found = refined.estimate_both_and_refine_forward(*PAIR, progress=lambda part, _: reports.append(part))
     assert found.seconds.keys() == {"bidirectional", "refinement"}
     assert found.log_scale is not None
     assert reports == sorted(reports)

@@ -122,14 +122,14 @@ def test_compute_newest_pairs_returns_newest_and_counts_drops() -> None:
 def test_live_statistics_count_missing_frames() -> None:
     """Two are lost after the third, and the last comes a little late."""
     statistics = LiveStatistics()
-    assert statistics.missing_frames == 0
+    assert statistics.estimated_missing_frames == 0
     for number, time in enumerate((0.0, 0.1, 0.2, 0.5, 0.6, 0.73)):
         statistics.record_captured_frame(CapturedFrame(Frame(time), number, time))
     assert (statistics.frames, statistics.as_dict()["missing"]) == (6, 2)
     still = LiveStatistics()
     for number in range(3):
         still.record_captured_frame(CapturedFrame(Frame(0.0), number, 0.0))
-    assert still.missing_frames == 0, "a source without time stamps"
+    assert still.estimated_missing_frames == 0, "a source without time stamps"
 
 
 @pytest.mark.unit

@@ -157,7 +157,7 @@ def of_point_convolutions(arch: str) -> Limits:
 def of_geometries(arch: str) -> Limits:
     sources = {neighbors.generate_radius_search_source(): 64, neighbors.generate_downsampling_source(): 56}
     sources |= {neighbors.generate_tree_search_source(k): limit for k, limit in ((16, 56), (64, 64), (1024, 255))}
-    sources |= {describing.build_descriptor_source(INPUTS, KERNEL): 80}
+    sources |= {describing.generate_descriptor_source(INPUTS, KERNEL): 80}
     sources |= {triplets.generate_triplets_source(*where): 48 for where in product((False, True), repeat=2)}
     sources |= {
         pooling.generate_pooling_source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)

@@ -24,7 +24,7 @@ from fullfield.models.weights import (
     WeightsEntry,
     build_random_model,
     create_weights_folder,
-    find_cached_weights,
+    find_local_weights,
 )
 from refusals import refuses
 
@@ -64,7 +64,7 @@ def test_weights_entries_are_complete() -> None:
         assert one.page.startswith("https://") or one.packaged or one.in_repository
         assert one.packaged == (name in ("fullfield-s", "fullfield-m"))
         assert one.in_repository == (name == "descriptor")
-        assert (one.packaged or one.in_repository) == (find_cached_weights(one) is not None)
+        assert (one.packaged or one.in_repository) == (find_local_weights(one) is not None)
         assert one.url is None or one.url.startswith("https://")
         assert (one.archive is None) == (one.member is None) == (one.archive_sha256 is None)
         assert one.sha256 is None or re.fullmatch("[0-9a-f]{8,64}", one.sha256)
@@ -105,12 +105,12 @@ def test_weights_checksums_match_files(data_dir: Path) -> None:
 def test_fetch_weights_downloads_once(served: Path, cache: Path) -> None:
     told: list[int] = []
     one = entry(served, sha256=hashlib.sha256(served.read_bytes()).hexdigest())
-    assert find_cached_weights(one) is None
+    assert find_local_weights(one) is None
     path = fetch_weights(one, lambda done, _: told.append(done))
     assert path == cache / "weights" / "mine.pth" == create_weights_folder() / "mine.pth"
     assert told[-1] == served.stat().st_size
     served.unlink()
-    assert fetch_weights(one) == path == find_cached_weights(one)
+    assert fetch_weights(one) == path == find_local_weights(one)
 
 
 def test_fetch_weights_extracts_archive_member(served: Path, tmp_path: Path, cache: Path) -> None:
@@ -202,21 +202,21 @@ def test_find_cached_weights_trusts_named_folder(cache: Path, served: Path, monk
     for folder in (temporary, cache):
         (folder / "weights").mkdir(parents=True)
         (folder / "weights" / "mine.pth").write_bytes(b"somebody's")
-    monkeypatch.setattr("fullfield.models.weights._is_owned_by_this_user", lambda _: False)
-    assert find_cached_weights(mine) == cache / "weights" / "mine.pth"
+    monkeypatch.setattr("fullfield.models.weights._is_owned_by_this_user_or_root", lambda _: False)
+    assert find_local_weights(mine) == cache / "weights" / "mine.pth"
     (cache / "weights" / "mine.pth").unlink()
-    assert find_cached_weights(mine) is None
+    assert find_local_weights(mine) is None
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owner here")
 def test_weights_is_own_refuses_other_owners() -> None:
     for owner, ours in ((os.getuid(), True), (0, True), (os.getuid() + 1, False)):
         path = SimpleNamespace(stat=lambda owner=owner: SimpleNamespace(st_uid=owner))
-        assert weights._is_owned_by_this_user(path) is ours  # type: ignore[arg-type]
+        assert weights._is_owned_by_this_user_or_root(path) is ours  # type: ignore[arg-type]
 
 
 def test_missing_or_damaged_file_of_package_is_setup_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packaged = find_cached_weights(WEIGHTS["fullfield-s"])
+    packaged = find_local_weights(WEIGHTS["fullfield-s"])
     assert packaged is not None
     content = packaged.read_bytes()
     monkeypatch.setattr(weights, "__file__", str(tmp_path / "weights.py"))

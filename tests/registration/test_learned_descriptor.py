@@ -169,7 +169,7 @@ def test_prepare_network_input_emulated_equals_cpu(room: Floats, emulate: Callab
     rows = select_one_per_cell(fine, 1.0)
     wanted = prepare_network_levels(fine, rows, 2, with_surroundings=True)
     model = DescriptorNetwork(SMALL)
-    known = [model.append_ring_means_and_shares(one.features, one.surroundings) for one in wanted.inputs]
+    known = [model.concatenate_ring_means_and_root_shares(one.features, one.surroundings) for one in wanted.inputs]
     machine = emulate(cuda, neighbors, triplets, serve=True, flags=(*FLAGS, "-Dsqrt=__builtin_sqrt"))
     machine.schedule = 1
     found = prepare_levels_on_device(torch.from_numpy(fine), torch.from_numpy(rows), 2)
@@ -181,7 +181,7 @@ def test_prepare_network_input_emulated_equals_cpu(room: Floats, emulate: Callab
         assert (apart > 1e-3).double().mean() < 1e-2  # a value on the edge of two bins
         counts, expected_counts = one.surroundings.neighbors_per_cell, other.surroundings.neighbors_per_cell
         assert (counts - expected_counts).abs().sum() < 1e-3 * expected_counts.sum()
-        apart = (model.append_ring_means_and_shares(one.features, one.surroundings) - there).abs().amax(1)
+        apart = (model.concatenate_ring_means_and_root_shares(one.features, one.surroundings) - there).abs().amax(1)
         assert apart.median() < 1e-5
         assert (apart > 1e-2).double().mean() < 1e-2
         assert one.surroundings.geometry.backward is None
@@ -224,7 +224,7 @@ def test_prepare_network_input_returns_means_and_fractions(room: Floats) -> None
     model = DescriptorNetwork(SMALL)
     offsets = torch.tensor([0, 120, 300])
     around = find_surroundings(points, normals, offsets)
-    found = model.append_ring_means_and_shares(features, around)
+    found = model.concatenate_ring_means_and_root_shares(features, around)
     assert found.shape == (300, WIDTH)
     cloud = (torch.arange(300) >= 120).long()
     apart = torch.cdist(points.double(), points.double())

@@ -392,7 +392,7 @@ def test_records_keep_notes_of_older_version(tmp_path: Path) -> None:
         if name == "pairs":
             shutil.copy2(frame, tmp_path / "copy.flo")
     (tmp_path / "copy.flo").replace(frame)
-    Records(notes).remove_outdated_notes()
+    Records(notes).delete_superseded_notes_files()
     assert (notes / f"{ended}.jsonl").exists()
 
 

@@ -45,7 +45,7 @@ from benchmarks.harness import (
 from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlowCache
-from fullfield.models.weights import NETWORKS, WEIGHTS, build_random_model, find_cached_weights
+from fullfield.models.weights import NETWORKS, WEIGHTS, build_random_model, find_local_weights
 
 Network: TypeAlias = RAFT | SEARAFT
 
@@ -166,7 +166,7 @@ def _file(plan: Plan, method: str) -> str | None:
     given = (plan.weights or {}).get(method)
     if given is not None or method != PACKAGED:
         return given
-    return str(find_cached_weights(WEIGHTS[PACKAGED]))
+    return str(find_local_weights(WEIGHTS[PACKAGED]))
 
 
 @contextmanager

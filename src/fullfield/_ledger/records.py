@@ -42,14 +42,14 @@ class Records:
         self._folder = folder
         self._by_name: dict[str, list[Record]] = defaultdict(list)
         self._by_notes: dict[Path, list[tuple[str, Record]]] = {}
-        for notes in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
-            if notes.is_file():
-                self._by_notes[notes] = []
+        for notes_path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
+            if notes_path.is_file():
+                self._by_notes[notes_path] = []
                 with suppress(FileNotFoundError):  # pruned by another run
-                    for line in notes.read_bytes().splitlines():
-                        self._parse_and_add_line_if_valid(line, notes)
+                    for line in notes_path.read_bytes().splitlines():
+                        self._parse_and_add_line_if_valid(line, notes_path)
 
-    def _parse_and_add_line_if_valid(self, line: bytes, notes: Path) -> None:
+    def _parse_and_add_line_if_valid(self, line: bytes, notes_path: Path) -> None:
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
@@ -63,7 +63,7 @@ class Records:
         elif isinstance(entry.get("name"), str) and isinstance(entry.get("provenance"), dict):
             record = Record(identity, entry["provenance"], entry.get("st_map"))
             self._by_name[entry["name"]].append(record)
-            self._by_notes[notes].append((entry["name"], record))
+            self._by_notes[notes_path].append((entry["name"], record))
 
     def find_records_of_current_file(self, path: str) -> list[Record]:
         """Return the records of the file that exists now, newest last."""
@@ -75,18 +75,18 @@ class Records:
         checksum = self.checksums.get_or_compute_checksum(path)
         return [record for record in records if record.file.checksum == checksum]
 
-    def remove_outdated_notes(self) -> None:
-        """Remove the notes of ended processes of this machine whose frames have all been written again.
+    def delete_superseded_notes_files(self) -> None:
+        """Delete the notes files of ended processes of this machine whose frames have all been written again.
 
         Frames that are absent, unreadable or without a record of their own keep the notes: they may only be moved away.
         """
-        for notes, entries in self._by_notes.items():
-            if has_local_process_ended(notes.stem) and all(
-                self._has_only_newer_records(name, record) for name, record in entries
+        for notes_path, entries in self._by_notes.items():
+            if has_local_process_ended(notes_path.stem) and all(
+                self._is_record_superseded(name, record) for name, record in entries
             ):
-                notes.unlink(missing_ok=True)
+                notes_path.unlink(missing_ok=True)
 
-    def _has_only_newer_records(self, name: str, record: Record) -> bool:
+    def _is_record_superseded(self, name: str, record: Record) -> bool:
         """Return whether the file that exists now has only records newer than ``record``."""
         current = self.find_records_of_current_file(str(self._folder.parent / name))
         return bool(current) and all(other.file.stamp[1] > record.file.stamp[1] for other in current)

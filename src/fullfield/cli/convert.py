@@ -14,14 +14,14 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.options import (
     add_compression_options,
-    add_vector_reading_options,
+    add_vector_encoding_options,
     build_flow_read_options,
-    get_vector_arguments,
-    parse_compression_and_half,
+    get_checked_packing_arguments,
+    get_vector_encoding_arguments,
 )
 from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, has_exr_suffix
-from fullfield.sequences.names import find_frame_files, has_number_field, select_frames
+from fullfield.sequences.names import choose_frame_numbers, find_frame_files, has_number_field
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--st-map", action="store_true", help="write OUT.exr as an ST map instead of flow")
     parser.add_argument("--layer", metavar="NAME", help="EXR layer to read: forward, backward, ... [forward]")
     parser.add_argument("--part", metavar="PART", help="EXR part to read, by name or number [the first with flow]")
-    add_vector_reading_options(parser)
+    add_vector_encoding_options(parser)
     add_compression_options(parser)
     report.add_report_options(parser)
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(args: argparse.Namespace) -> int:
     """Convert one flow, or those of a shot, and report."""
     pairs = _check_arguments_clean_folder_and_pair_files(args)
-    packing = parse_compression_and_half(args)
+    packing = get_checked_packing_arguments(args)
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
     converted = [_convert_print_losses_and_summarize(args, source, output, packing) for source, output in pairs]
@@ -94,7 +94,7 @@ def _check_arguments_clean_folder_and_pair_files(args: argparse.Namespace) -> li
         paths.check_input_and_output_files([("IN", args.input)], [(name, args.output, suffixes)])
         return [(args.input, args.output)]
     frame_files = find_frame_files(args.input)
-    numbers = [number for number in select_frames(frame_files, args.frames) if number in frame_files.files]
+    numbers = [number for number in choose_frame_numbers(frame_files, args.frames) if number in frame_files.files]
     sources = {number: frame_files.path(number) for number in numbers}
     paths.get_checked_suffix(sources[numbers[0]], "IN", FLOW_SUFFIXES)
     pattern = paths.parse_creatable_pattern_and_clean_folder(args.output, name, suffixes[0])
@@ -113,7 +113,7 @@ def _convert_print_losses_and_summarize(
     """Convert one file, compare what was written with what was read, and return the facts about it."""
     from fullfield.io.flow import read_flow_window
 
-    choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **get_vector_arguments(args)}
+    choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **get_vector_encoding_arguments(args)}
     if "channels" in choice:
         with rename_arguments_in_errors(channels="--channels"):
             choice["channels"] = io.FlowReadOptions(choice["channels"]).build_read_arguments("forward")["channels"]
@@ -182,7 +182,7 @@ def _read_resized_backward_layer_or_print_loss(args: argparse.Namespace, source:
     """Return the backward layer of an EXR, which another EXR keeps; None if there is none or it is lost."""
     from fullfield.io.vectors import has_backward_flow, read_flow_direction
 
-    choice = get_vector_arguments(args)
+    choice = get_vector_encoding_arguments(args)
     channels = choice.get("channels")
     if args.layer is not None or not has_exr_suffix(source) or (channels is not None and len(channels) == 2):
         return None

@@ -19,7 +19,7 @@ from typing import Any
 
 from fullfield._install import build_install_command
 from fullfield.cli import report
-from fullfield.models.weights import DEFAULTS, WEIGHTS, find_cached_weights
+from fullfield.models.weights import DEFAULTS, WEIGHTS, find_local_weights
 
 _PACKAGES = {
     "torch": "everything",
@@ -48,7 +48,7 @@ _EXTRAS = {
 }
 """Extras of the package: their modules (for CUDA distributions), and what needs them."""
 _OPERATORS = ("correlation", "spatial_correlation", "matching", "neighbors", "point_conv", "tvl1", "refinement")
-_ELSEWHERE = {"refinement": ("tvl1.guided", "list_refinement_backends")}
+_ELSEWHERE = {"refinement": ("tvl1.guided", "explain_refinement_backends")}
 """Operators without a module of their own: module and function that list their backends."""
 _ON_POINTS = ("neighbors", "point_conv")
 _ON_FRAMES = ("spatial_correlation", "matching", "tvl1", "refinement")
@@ -194,7 +194,7 @@ def _name_fast_network_dtype_on_cpu() -> str:
 
 def _find_default_weights_per_method() -> dict[str, dict[str, str | None]]:
     """Return the default weights of each network and their paths."""
-    paths = {method: (name, find_cached_weights(WEIGHTS[name])) for method, name in DEFAULTS.items()}
+    paths = {method: (name, find_local_weights(WEIGHTS[name])) for method, name in DEFAULTS.items()}
     return {method: {"weights": name, "path": str(path) if path else None} for method, (name, path) in paths.items()}
 
 

@@ -18,14 +18,14 @@ from fullfield.cli.options import (
     add_compression_options,
     add_frame_reading_options,
     add_layer_options,
+    get_checked_packing_arguments,
     get_layer_arguments,
-    parse_compression_and_half,
     refuse_layer_options_without_flow,
 )
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import check_same_size, format_size, rename_arguments_in_errors
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, has_exr_suffix
-from fullfield.sequences.names import is_frame_sequence_name
+from fullfield.sequences.names import is_sequence_or_video_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,7 +98,7 @@ def _require_two_frames(args: argparse.Namespace) -> None:
         count = 2 + len(args.others)
         raise InputError(f"flow: expected two frames, got {count}; for a shot use fullfield shot with a quoted pattern")
     for frame in (args.frame1, args.frame2):
-        if frame and is_frame_sequence_name(frame):
+        if frame and is_sequence_or_video_path(frame):
             raise InputError(f"{frame}: is a whole shot; use fullfield shot {shlex.quote(frame)} -o OUT")
     if args.frame2 is None:
         raise InputError("B: expected a second frame, got none; for a whole shot use fullfield shot PATTERN")
@@ -111,7 +111,7 @@ def run_command(args: argparse.Namespace) -> int:
     _check_file_options(args)
     choice = replace(methods.choose_method(args), scale=args.scale)
 
-    from fullfield.cli.options import read_and_fill_frames
+    from fullfield.cli.options import read_frames_and_fill_unknown_pixels
     from fullfield.estimators.bars import measure_picture_size
 
     methods.limit_cpu_threads(args.threads)
@@ -121,7 +121,7 @@ def run_command(args: argparse.Namespace) -> int:
     with ProgressBar("flow", quiet=args.quiet) as progress, rename_arguments_in_errors(**words):
         progress(0.0, "reading")
         listed = [args.frame1, args.frame2, args.previous]
-        files = read_and_fill_frames(args, [path for path in listed if path is not None])
+        files = read_frames_and_fill_unknown_pixels(args, [path for path in listed if path is not None])
         (frame1, frame2, *previous), window = files.frames, files.window
         initial = None if args.initial_flow is None else _read_initial_flow_with_unknown_as_zero(args, frame1, window)
         watch.add_lap("load")
@@ -165,7 +165,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 def _check_file_options(args: argparse.Namespace) -> None:
     suffix = paths.get_checked_suffix(args.output, "--output", FLOW_WRITE_SUFFIXES)
-    parse_compression_and_half(args)
+    get_checked_packing_arguments(args)
     if args.previous is not None and suffix != ".exr":
         raise InputError(f"--previous: expected an .exr output, which holds both directions, got {args.output}")
     refuse_layer_options_without_flow(args, "initial", args.initial_flow, "--initial-flow")
@@ -246,7 +246,7 @@ def _write_flow_and_rescue_if_out_of_range(
     outcome = _WrittenFlowFile(args.output)
     try:
         with paths.record_written_file(args.output):
-            io.write_flow(args.output, visualization.flow, **contents, **parse_compression_and_half(args))
+            io.write_flow(args.output, visualization.flow, **contents, **get_checked_packing_arguments(args))
     except io.FlowRangeError as error:  # keep the work
         rescue = paths.build_unused_name(args.output, ".float.exr" if has_exr_suffix(args.output) else ".npy")
         with paths.record_written_file(rescue):

@@ -24,7 +24,7 @@ from fullfield.cli.options import (
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS
-from fullfield.sequences.names import FrameFiles, FramePattern, find_frame_files, format_frames, select_frames
+from fullfield.sequences.names import FrameFiles, FramePattern, choose_frame_numbers, find_frame_files, format_frames
 
 if TYPE_CHECKING:
     from fullfield.sequences import FollowJob, Outcome
@@ -149,7 +149,7 @@ def _list_frames_to_write(frame_files: FrameFiles, frames: str | None, reading: 
     from fullfield.sequences.plates import open_found_plates
 
     if frame_files.video is None or frames is not None:
-        return tuple(select_frames(frame_files, frames))
+        return tuple(choose_frame_numbers(frame_files, frames))
     plates = open_found_plates(frame_files, None, **reading)
     try:
         return tuple(plates.numbers)
@@ -167,7 +167,8 @@ def _check_references_and_outputs(args: argparse.Namespace, jobs: Sequence[Follo
     for job in jobs:
         plates = job.open_plates()
         try:
-            read = {os.path.realpath(plates.get_frame_name(number)) for number in plates.numbers}
+            files = {plates.get_containing_file(number) for number in plates.numbers}
+            read = {os.path.realpath(file) for file in files if file is not None}
             if points:
                 height, width = _read_reference_size(job, plates)
                 check_points_inside_frame(points, height, width, plates.get_frame_name(job.reference))

@@ -18,7 +18,7 @@ from fullfield.cli import argtypes
 from fullfield.cli.report import check_same_size, format_size, rename_arguments_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS, TRANSFERS
 from fullfield.io.windows import Box, merge_frame_windows
-from fullfield.sequences.names import format_mask_name
+from fullfield.sequences.names import resolve_mask_for_frame
 
 if TYPE_CHECKING:
     import argparse
@@ -138,35 +138,37 @@ def refuse_layer_options_without_flow(args: argparse.Namespace, prefix: str, pat
             raise InputError(f"--{prefix}-{name}: describes {source}, which is absent")
 
 
-def add_vector_reading_options(parser: Any, prefix: str = "", source: str = "FLOW") -> None:
+def add_vector_encoding_options(parser: Any, prefix: str = "", source: str = "FLOW") -> None:
     """Add the options that say how the vectors of a renderer are stored; with a prefix for one of several flows."""
     group = parser.add_argument_group(f"reading the vectors of {source}")
+    dashed = f"{prefix}-" if prefix else ""
     names = "U,V" if prefix else "U,V[,U,V]"
     backward = "" if prefix else "; and of the backward flow"
     group.add_argument(
-        f"--{prefix}channels", type=argtypes.parse_comma_separated_names, metavar=names, help=f"EXR channels{backward}"
+        f"--{dashed}channels", type=argtypes.parse_comma_separated_names, metavar=names, help=f"EXR channels{backward}"
     )
     group.add_argument(
-        f"--{prefix}y-axis",
+        f"--{dashed}y-axis",
         choices=("up", "down"),
         help="where an EXR's stored y axis points [by header, else up]",
     )
     group.add_argument(
-        f"--{prefix}encoding", choices=("kitti", "virtual-kitti", "tartanair"), help="of a 16-bit PNG [by its mask]"
+        f"--{dashed}encoding", choices=("kitti", "virtual-kitti", "tartanair"), help="of a 16-bit PNG [by its mask]"
     )
-    if prefix != "truth-":
+    if prefix != "truth":
         group.add_argument(
-            f"--{prefix}vector-scale",
+            f"--{dashed}vector-scale",
             type=argtypes.parse_one_or_two_factors,
             metavar="X[,Y]",
             help="multiply the vectors by X, or u by X and v by Y [1]",
         )
 
 
-def get_vector_arguments(args: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
-    """Return the arguments of ``read_flow`` for :func:`add_vector_reading_options`, without layer and part."""
+def get_vector_encoding_arguments(args: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
+    """Return the arguments of ``read_flow`` for :func:`add_vector_encoding_options`, without layer and part."""
     options = {"channels": "channels", "y_axis": "y_axis", "encoding": "encoding", "scale": "vector_scale"}
-    values = {name: getattr(args, f"{prefix.replace('-', '_')}{option}", None) for name, option in options.items()}
+    start = f"{prefix}_" if prefix else ""
+    values = {name: getattr(args, f"{start}{option}", None) for name, option in options.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -175,7 +177,7 @@ def build_flow_read_options(args: argparse.Namespace, **fields: Any) -> FlowRead
     from fullfield.io.vectors import FlowReadOptions
 
     with rename_arguments_in_errors(channels="--channels"):
-        return FlowReadOptions(**get_vector_arguments(args), **fields)
+        return FlowReadOptions(**get_vector_encoding_arguments(args), **fields)
 
 
 _COMPRESSIONS = {".exr": EXR_COMPRESSIONS, ".flo5": ("gzip", "none")}
@@ -191,7 +193,7 @@ def add_compression_options(group: Any, *, has_half_option: bool = True) -> None
     )
 
 
-def parse_compression_and_half(args: argparse.Namespace) -> dict[str, Any]:
+def get_checked_packing_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of ``write_flow`` for these options; InputError if the format does not support one."""
     suffix = Path(args.output).suffix.lower()
     packing: dict[str, Any] = {}
@@ -219,7 +221,9 @@ class LoadedFrames(NamedTuple):
     """bool [H, W]: where the frames are known; None: everywhere."""
 
 
-def read_and_fill_frames(args: argparse.Namespace, paths: Sequence[str], data_box: Box | None = None) -> LoadedFrames:
+def read_frames_and_fill_unknown_pixels(
+    args: argparse.Namespace, paths: Sequence[str], data_box: Box | None = None
+) -> LoadedFrames:
     """Read frames of one size, and fill their unknown pixels.
 
     With ``--window data`` that is ``data_box``, or the smallest box that holds every data window, so that a pixel
@@ -244,7 +248,7 @@ def read_and_fill_frames(args: argparse.Namespace, paths: Sequence[str], data_bo
         window = io.read_frame_window(paths[0], **channels)
         window = window._replace(data=window.display)
     mask = reading.pop("mask", None)
-    masks = {frame: format_mask_name(mask, _parse_last_number_or_zero(frame)) for frame in paths}
+    masks = {frame: resolve_mask_for_frame(mask, _parse_last_number_or_zero(frame)) for frame in paths}
     with rename_arguments_in_errors(mask=f"--mask {mask}"), ThreadPoolExecutor(len(paths)) as pool:
         results = list(pool.map(lambda frame: FrameReader(**reading, mask=masks[frame]).read(frame), paths))
     for result in results:
@@ -264,7 +268,7 @@ def _parse_last_number_or_zero(path: str) -> int:
     return int(numbers[-1]) if numbers else 0
 
 
-def add_four_values_option(group: Any) -> None:
+def add_four_vectors_per_pixel_option(group: Any) -> None:
     """Add ``--four-values``, for truth of twice the frame's size."""
     group.add_argument(
         "--four-values", action="store_true", help="truth of twice the size has four values a pixel; .flo5: always"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.methods import DEVICE_HELP
-from fullfield.cli.options import add_vector_reading_options
+from fullfield.cli.options import add_vector_encoding_options
 from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import VIDEO_CODECS, VIDEO_WRITE_SUFFIXES
 from fullfield.sequences.names import format_frames, has_number_field
@@ -40,7 +40,7 @@ def add_warp_and_retime_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
     parser.add_argument("--layer", metavar="NAME", help="EXR layer of the flow: forward, backward, ... [by direction]")
-    add_vector_reading_options(parser)
+    add_vector_encoding_options(parser)
     report.add_report_options(parser, progress=True)
 
 

@@ -16,12 +16,12 @@ from fullfield.cli import paths, report
 from fullfield.cli.argtypes import parse_positive_number
 from fullfield.cli.options import (
     FOUR_VALUES,
-    add_four_values_option,
+    add_four_vectors_per_pixel_option,
     add_layer_options,
-    add_vector_reading_options,
+    add_vector_encoding_options,
     count_truth_vectors_per_pixel,
     get_layer_arguments,
-    get_vector_arguments,
+    get_vector_encoding_arguments,
     read_truth,
 )
 from fullfield.cli.report import rename_arguments_in_errors
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("truth", metavar="TRUTH", help="true flow, or a folder")
     for prefix in ("pred", "truth"):
         add_layer_options(parser, prefix, prefix.upper())
-        add_vector_reading_options(parser, f"{prefix}-", prefix.upper())
+        add_vector_encoding_options(parser, prefix, prefix.upper())
     masks = parser.add_argument_group(
         "masks (picture, .npy, .npz, FILE:CHANNEL or channel of TRUTH; a folder of them if PRED and TRUTH are folders)"
     )
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scoring.add_argument(
         "--truth-scale", type=parse_positive_number, default=1.0, help="multiply the true vectors by X"
     )
-    add_four_values_option(scoring)
+    add_four_vectors_per_pixel_option(scoring)
     scoring.add_argument("--averaging", choices=("pooled", "per_image"), help="mean over pixels or images [pooled]")
     scoring.add_argument("--max-epe", type=parse_positive_number, metavar="PX", help="exit with 1 when epe exceeds PX")
     output = parser.add_argument_group("report")
@@ -215,10 +215,10 @@ def _load_scoring_inputs(
     files: ImageFiles, args: argparse.Namespace
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, _MissingPredictions]:
     """Return prediction, truth, pixels to score, occluded pixels, and numbers of pixels without prediction."""
-    choice: dict[str, Any] = {**get_layer_arguments(args, "pred"), **get_vector_arguments(args, "pred-")}
+    choice: dict[str, Any] = {**get_layer_arguments(args, "pred"), **get_vector_encoding_arguments(args, "pred")}
     pred, predicted = io.read_flow(files.pred, **choice)
     outside = _mark_unpredicted_outside_frame(files.pred, predicted, choice)
-    choice = {**get_layer_arguments(args, "truth"), **get_vector_arguments(args, "truth-")}
+    choice = {**get_layer_arguments(args, "truth"), **get_vector_encoding_arguments(args, "truth")}
     choice |= {"vector_scale": args.truth_scale, "has_four_vectors_per_pixel": args.four_values}
     truth, valid = read_truth(files.truth, pred, files.pred, **choice)
     for option, path, expected in (("--valid", files.valid, True), ("--invalid", files.invalid, False)):

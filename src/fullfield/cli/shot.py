@@ -23,8 +23,8 @@ from fullfield.cli.options import (
     READING_WORDS,
     add_compression_options,
     add_frame_reading_options,
+    get_checked_packing_arguments,
     get_frame_reading_arguments,
-    parse_compression_and_half,
     parse_device_names,
 )
 from fullfield.cli.progress import ProgressBar
@@ -33,9 +33,9 @@ from fullfield.io.names import FLOW_WRITE_SUFFIXES, FRAME_SUFFIXES
 from fullfield.sequences.names import (
     FrameFiles,
     FramePattern,
+    choose_frame_numbers,
     find_frame_files,
     format_frames,
-    select_frames,
 )
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def run_command(args: argparse.Namespace) -> int:
     with rename_arguments_in_errors(**words), ProgressBar("shot", quiet=args.quiet) as progress:
         reading = get_frame_reading_arguments(args)
         is_video = frame_files.video is not None
-        numbers = None if is_video and args.frames is None else select_frames(frame_files, args.frames)
+        numbers = None if is_video and args.frames is None else choose_frame_numbers(frame_files, args.frames)
         shot_pictures.check_picture_options(args, frame_files, numbers)
         plates = open_found_plates(frame_files, numbers, **reading)
         job = sequences.ShotJob(
@@ -217,7 +217,7 @@ def _check_options_and_build_output(args: argparse.Namespace, frame_files: Frame
 
     output = args.output
     suffix = paths.get_checked_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
-    packing = parse_compression_and_half(args)
+    packing = get_checked_packing_arguments(args)
     maps = [name for name in ("occlusion", "confidence") if getattr(args, name)]
     exr_options = [f"--{name}" for name in maps] + (["--y-axis"] if args.y_axis else [])
     if args.direction == "both":

@@ -15,12 +15,18 @@ from typing import TYPE_CHECKING, Any
 from fullfield import io, sequences
 from fullfield._check import InputError
 from fullfield.cli import argtypes, flow_visualization, paths, report
-from fullfield.cli.options import add_vector_reading_options, build_flow_read_options
+from fullfield.cli.options import add_vector_encoding_options, build_flow_read_options
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import format_size, rename_arguments_in_errors
 from fullfield.io.files import write_atomically
 from fullfield.io.names import DIRECTIONS, FLOW_SUFFIXES
-from fullfield.sequences.names import FrameFiles, find_frame_files, format_frames, has_number_field, select_frames
+from fullfield.sequences.names import (
+    FrameFiles,
+    choose_frame_numbers,
+    find_frame_files,
+    format_frames,
+    has_number_field,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     flow_visualization.add_max_motion_option(parser)
     parser.add_argument("--layer", metavar="NAME", help="EXR layer to show as forward flow [forward and backward]")
-    add_vector_reading_options(parser)
+    add_vector_encoding_options(parser)
     report.add_report_options(parser, progress=True)
 
 
@@ -62,7 +68,7 @@ def run_command(args: argparse.Namespace) -> int:
     if not has_number_field(args.flow):
         raise InputError(f"{args.flow}: expected a pattern such as mv.%04d.exr")
     files = find_frame_files(args.flow)
-    numbers = [number for number in select_frames(files, args.frames) if number in files.files]
+    numbers = [number for number in choose_frame_numbers(files, args.frames) if number in files.files]
     paths.get_checked_suffix(files.path(numbers[0]), "FLOW", FLOW_SUFFIXES)
     stem = files.pattern.before.rstrip("._- ") if files.pattern is not None else "view"
     output = args.output or f"{stem or 'view'}.html"

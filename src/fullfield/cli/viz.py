@@ -15,7 +15,7 @@ from fullfield.cli.argtypes import parse_positive_number
 from fullfield.cli.options import (
     FOUR_VALUES,
     READING_WORDS,
-    add_four_values_option,
+    add_four_vectors_per_pixel_option,
     add_frame_reading_options,
     add_layer_options,
     count_truth_vectors_per_pixel,
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_layer_options(parser, "flow", "FLOW")
     add_layer_options(parser, "truth", "--truth")
-    add_four_values_option(parser)
+    add_four_vectors_per_pixel_option(parser)
     add_frame_reading_options(parser)
     report.add_report_options(parser)
 
@@ -135,13 +135,13 @@ def _read_requested_frames(
     args: argparse.Namespace, flow: Tensor, display_box: Box | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the first and second frame on the flow's grid; ``display_box`` is its data window, if it has one."""
-    from fullfield.cli.options import read_and_fill_frames
+    from fullfield.cli.options import read_frames_and_fill_unknown_pixels
 
     paths = [path for path in (args.frame1, args.frame2) if path is not None]
     if not paths:
         return None, None
     with rename_arguments_in_errors(**READING_WORDS):
-        frames = dict(zip(paths, read_and_fill_frames(args, paths, display_box).frames, strict=True))
+        frames = dict(zip(paths, read_frames_and_fill_unknown_pixels(args, paths, display_box).frames, strict=True))
     for path, frame in frames.items():
         check_same_size(flow, args.flow, frame, path)
     return frames.get(args.frame1), frames.get(args.frame2)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
 from fullfield.cli.options import build_flow_read_options
-from fullfield.sequences.names import format_frames, is_frame_sequence_name
+from fullfield.sequences.names import format_frames, is_sequence_or_video_path
 
 if TYPE_CHECKING:
     from fullfield.sequences.warping import WarpSettings
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, warp and write the pictures, report."""
-    if not is_frame_sequence_name(args.image):
+    if not is_sequence_or_video_path(args.image):
         paths.check_input_file(args.image, "IMAGE")
     if args.reference is not None and args.direction is not None:
         raise InputError("--direction: not used with --reference; leave it out")
@@ -70,7 +70,7 @@ def _describe_action(args: argparse.Namespace, settings: WarpSettings) -> str:
     if settings.reference is not None:
         return f"{name} of frame {settings.reference} moved onto each frame"
     neighbour = "next" if settings.direction == "forward" else "previous"
-    if is_frame_sequence_name(args.image):
+    if is_sequence_or_video_path(args.image):
         return f"on each frame lies its {neighbour} frame"
     return (
         f"{name}, read as the {neighbour} frame, moved onto the frame of {report.escape_control_characters(args.flow)}"

@@ -13,7 +13,7 @@ from fullfield._check import InputError
 from fullfield.cli import report
 from fullfield.cli.methods import build_download_callback
 from fullfield.cli.progress import ProgressBar
-from fullfield.models.weights import DEFAULTS, WEIGHTS, WeightsEntry, fetch_weights, find_cached_weights
+from fullfield.models.weights import DEFAULTS, WEIGHTS, WeightsEntry, fetch_weights, find_local_weights
 
 EPILOG = """\
 examples:
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _print_weights_list(args: argparse.Namespace) -> int:
-    paths = {entry.name: find_cached_weights(entry) for entry in WEIGHTS.values()}
+    paths = {entry.name: find_local_weights(entry) for entry in WEIGHTS.values()}
     if args.json:
         entries = [
             {
@@ -89,7 +89,7 @@ def _fetch_weights_and_print_paths(args: argparse.Namespace) -> int:
 
 def _print_weights_path(args: argparse.Namespace) -> int:
     entry = _get_weights_entry(args.name)
-    path = find_cached_weights(entry)
+    path = find_local_weights(entry)
     if path is None:
         raise InputError(f"{entry.name}: is not on this machine; run 'fullfield weights fetch {entry.name}'")
     if args.json:

@@ -37,7 +37,7 @@ from fullfield.estimators.refined import (
     SHARED_REFINERS,
     QueuedDirections,
     RefinedDirections,
-    choose_refined_estimator_if_needed,
+    choose_refined_estimator_or_none,
 )
 from fullfield.estimators.registry import (
     DEFAULT_METHOD,
@@ -437,7 +437,7 @@ def _estimate_and_refine_unchecked_pairs(
         initial_flow = bars.crop(initial_flow)
 
     # Estimate the flow and refine it. The refinement and the reliability need the backward flow as well.
-    refiner = choose_refined_estimator_if_needed(
+    refiner = choose_refined_estimator_or_none(
         estimator, pairs.frames[0].device, refine=refine, needs_backward=reliability
     )
     source: Estimator = estimator if refiner is None else refiner
@@ -450,7 +450,7 @@ def _estimate_and_refine_unchecked_pairs(
     elif refiner is None:
         queued = QueuedFlow(estimator(*pairs.frames, initial_flow=initial_flow, progress=progress))
     else:
-        both = refiner.queue_both_directions(
+        both = refiner.estimate_both_and_queue_refinement(
             *pairs.frames, initial_flow=initial_flow, log_scale=reliability, progress=progress
         )
         queued = QueuedFlow(both.directions.forward, both.wait_and_check)

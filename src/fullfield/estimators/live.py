@@ -162,7 +162,7 @@ class LiveStatistics:
         return self.flows / (self._span[1] - self._span[0])
 
     @property
-    def missing_frames(self) -> int:
+    def estimated_missing_frames(self) -> int:
         """Number of frames that never arrived, by time stamps that are several usual intervals apart.
 
         The source's decoder, driver or network lost them, or its rate varies.
@@ -182,7 +182,7 @@ class LiveStatistics:
             "flows": self.flows,
             "dropped": self.dropped,
             "decoded_late": self.late,
-            "missing": self.missing_frames,
+            "missing": self.estimated_missing_frames,
             "flows_per_second": self.flows_per_second,
             "latency_s": persistent.summarize_times(self.latencies)._asdict() if self.latencies else None,
             "computing_s": persistent.summarize_times(self.computing)._asdict() if self.computing else None,

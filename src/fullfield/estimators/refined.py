@@ -42,7 +42,7 @@ class _StageClock:
         self._stages.append(name)
         self._marks.append(self._record_time_or_event())
 
-    def read_seconds(self) -> dict[str, float]:
+    def wait_and_read_seconds(self) -> dict[str, float]:
         """Return the seconds of every stage; waits for the end of the last one."""
         if self._device.type == "cuda":
             self._marks[-1].synchronize()
@@ -86,7 +86,7 @@ class QueuedDirections:
     def wait_and_check(self) -> None:
         """Wait for the refinement; InputError as :class:`fullfield.ops.tvl1.FlowRefiner` raises it."""
         self._check_flow()
-        self._directions = self._directions._replace(seconds=self._clock.read_seconds())
+        self._directions = self._directions._replace(seconds=self._clock.wait_and_read_seconds())
 
 
 class RefinedEstimator(WrappingEstimator):
@@ -97,7 +97,8 @@ class RefinedEstimator(WrappingEstimator):
     Args:
         estimator: any estimator, such as :class:`NetworkEstimator`.
         config: parameters of the refinement.
-        refine: False leaves the flow as it is; :meth:`estimate_both_directions` then adds the backward flow alone.
+        refine: False leaves the flow as it is; :meth:`estimate_both_and_refine_forward` then adds the backward
+            flow alone.
         refiners: pool of refiners with this ``config`` to share; None creates one.
 
     >>> flow = estimate("a.png", "b.png", RefinedEstimator(NetworkEstimator("sea-raft-m")))  # doctest: +SKIP
@@ -184,11 +185,11 @@ class RefinedEstimator(WrappingEstimator):
         self._device = frame1.device
         if not self.should_refine(self._device):
             return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
-        return self.estimate_both_directions(
+        return self.estimate_both_and_refine_forward(
             frame1, frame2, initial_flow=initial_flow, log_scale=False, progress=progress
         ).forward
 
-    def estimate_both_directions(
+    def estimate_both_and_refine_forward(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -202,13 +203,13 @@ class RefinedEstimator(WrappingEstimator):
         The backward flow serves the refinement and the reliability. A network computes it in less time than the forward
         flow, at a lower quality (``estimate_with_rough_backward``). Without ``log_scale`` there may be none.
         """
-        queued = self.queue_both_directions(
+        queued = self.estimate_both_and_queue_refinement(
             frame1, frame2, initial_flow=initial_flow, log_scale=log_scale, progress=progress
         )
         queued.wait_and_check()
         return queued.directions
 
-    def queue_both_directions(
+    def estimate_both_and_queue_refinement(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -217,7 +218,7 @@ class RefinedEstimator(WrappingEstimator):
         log_scale: bool = True,
         progress: Progress | None = None,
     ) -> QueuedDirections:
-        """Do as :meth:`estimate_both_directions` does; only ``wait_and_check`` waits for the refinement on a GPU."""
+        """Do as :meth:`estimate_both_and_refine_forward` does; on a GPU only ``wait_and_check`` waits."""
         self._device = frame1.device
         clock, scale, still = _StageClock(frame1.device), None, None
         both_progress = _map_progress_to_range_if_any(progress, 0.0, 2 * _DIRECTION)
@@ -243,7 +244,7 @@ class RefinedEstimator(WrappingEstimator):
         if self.should_refine(frame1.device):
             if progress is not None:
                 progress(2 * _DIRECTION, "refinement")
-            queued = self._queue_refinement_of_all_areas(frame1, frame2, flow, backward)
+            queued = self._queue_refinement_including_still_areas(frame1, frame2, flow, backward)
             still = find_still_areas(frame1, frame2) if guided is None else still
             if still is not None:
                 queued = queued._replace(flow=still.zero_still_flow(queued.flow))
@@ -254,12 +255,12 @@ class RefinedEstimator(WrappingEstimator):
 
     def refine(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
         """Refine a given flow; arguments as for :class:`fullfield.ops.tvl1.FlowRefiner`."""
-        queued = self._queue_refinement_of_all_areas(frame1, frame2, flow, backward)
+        queued = self._queue_refinement_including_still_areas(frame1, frame2, flow, backward)
         still = find_still_areas(frame1, frame2)
         queued.wait_and_check()
         return queued.flow if still is None else still.zero_still_flow(queued.flow)
 
-    def _queue_refinement_of_all_areas(
+    def _queue_refinement_including_still_areas(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None
     ) -> QueuedFlow:
         """Refine a given flow, also in areas that agree."""
@@ -274,10 +275,10 @@ def _create_refiner(config: RefinementConfig, size: SolverSize) -> FlowRefiner:
 
 
 SHARED_REFINERS = SolverPool(partial(_create_refiner, RefinementConfig()))
-"""Refiners of :func:`choose_refined_estimator_if_needed`, which any estimators share."""
+"""Refiners of :func:`choose_refined_estimator_or_none`, which any estimators share."""
 
 
-def choose_refined_estimator_if_needed(
+def choose_refined_estimator_or_none(
     estimator: Estimator, device: torch.device, *, refine: bool, needs_backward: bool = False
 ) -> RefinedEstimator | None:
     """Return the estimator that refines on ``device``; None if none does.

@@ -293,7 +293,7 @@ def get_weights_entry(name: str) -> WeightsEntry:
     return WEIGHTS[name]
 
 
-def find_cached_weights(entry: WeightsEntry) -> Path | None:
+def find_local_weights(entry: WeightsEntry) -> Path | None:
     """Return the path of the entry's file, or None if it is not on this machine."""
     if entry.packaged:
         return Path(__file__).with_name(entry.file)
@@ -316,10 +316,10 @@ def _find_download_url(entry: WeightsEntry) -> str | None:
     return None if repository is None else f"{repository}/raw/v{about['Version']}/weights/{entry.file}"
 
 
-def can_fetch_weights(name: str) -> bool:
+def can_obtain_weights(name: str) -> bool:
     """Return whether the entry's file is on this machine, or where it can be downloaded is known."""
     entry = get_weights_entry(name)
-    return find_cached_weights(entry) is not None or _find_download_url(entry) is not None
+    return find_local_weights(entry) is not None or _find_download_url(entry) is not None
 
 
 def _find_cached_file(file: str) -> Path | None:
@@ -327,12 +327,12 @@ def _find_cached_file(file: str) -> Path | None:
     named = os.environ.get("FULLFIELD_CACHE_DIR")
     for parent in iterate_candidate_cache_folders():
         path = parent / "weights" / file
-        if path.is_file() and ((named and parent == Path(named)) or _is_owned_by_this_user(path)):
+        if path.is_file() and ((named and parent == Path(named)) or _is_owned_by_this_user_or_root(path)):
             return path
     return None
 
 
-def _is_owned_by_this_user(path: Path) -> bool:
+def _is_owned_by_this_user_or_root(path: Path) -> bool:
     return not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0)
 
 
@@ -358,7 +358,7 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     """
     if isinstance(entry, str):
         entry = get_weights_entry(entry)
-    path = find_cached_weights(entry)
+    path = find_local_weights(entry)
     if path is not None:
         return path
     folder = create_weights_folder()
@@ -366,7 +366,8 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     address = _find_download_url(entry)
     if address is None and entry.in_repository:
         raise DownloadError(
-            f"{entry.name}: no address is known; {format_copy_instructions(entry)}, or pass its path (--weights)"
+            f"{entry.name}: no address is known; {format_repository_copy_instructions(entry)}, "
+            "or pass its path (--weights)"
         )
     if address is None:
         raise DownloadError(
@@ -385,7 +386,7 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     return target
 
 
-def format_copy_instructions(entry: WeightsEntry) -> str:
+def format_repository_copy_instructions(entry: WeightsEntry) -> str:
     """Return how a user of an installed package gets weights that only the repository holds."""
     folder = next(iterate_candidate_cache_folders(), Path("$FULLFIELD_CACHE_DIR")) / "weights"
     return f"copy weights/{entry.file} from fullfield's source to {folder}"
@@ -475,7 +476,7 @@ def find_weights_origin(model: str, source: str | os.PathLike[str] | WeightsEntr
         raise InputError(
             f"weights: expected some for {model}, got {entry.name}, which is for {', '.join(entry.models)}"
         )
-    cached = find_cached_weights(entry)
+    cached = find_local_weights(entry)
     if entry.packaged and (cached is None or not cached.is_file()):
         raise SetupError(f"weights: {cached}: missing from this installation; install fullfield again")
     return WeightsOrigin(entry.name, entry, cached)

@@ -24,11 +24,13 @@ _Params = _launching.parse_structures(_SOURCE)["DescribeParams"]
 
 
 @functools.cache
-def build_descriptor_source(inputs: int, kernel: tuple[int, int, int]) -> KernelSource:
-    """Return the source of all kernels for ``inputs`` numbers of a point and these cells."""
+def generate_descriptor_source(input_count: int, cells_per_axis: tuple[int, int, int]) -> KernelSource:
+    """Return the source of all kernels for ``input_count`` numbers of a point and these cells."""
     text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.WARPS, _SOURCE)
-    rings, elevations, bends = kernel
-    return KernelSource.with_macros(text, INPUTS=inputs, BINS=BINS, RINGS=rings, ELEVATIONS=elevations, BENDS=bends)
+    rings, elevations, bends = cells_per_axis
+    return KernelSource.with_macros(
+        text, INPUTS=input_count, BINS=BINS, RINGS=rings, ELEVATIONS=elevations, BENDS=bends
+    )
 
 
 class Describer:
@@ -41,11 +43,11 @@ class Describer:
 
     def _launch_kernel(self, name: str, like: Tensor, params: Any) -> None:
         kernels = _launching.load_kernels(
-            LIBRARIES, build_descriptor_source(self._inputs, self._kernel), like.get_device()
+            LIBRARIES, generate_descriptor_source(self._inputs, self._kernel), like.get_device()
         )
         kernels.launch(name, -(-params.count // _WARPS), 32 * _WARPS, params)
 
-    def compute_shapes(
+    def compute_shapes_and_write_normals(
         self, fine: Tensor, queries: Tensor, neighbors: Neighbors, radius: float, normals: Tensor
     ) -> Tensor:
         """Return features [N, inputs] whose first four are the shapes of the points around each query.
@@ -61,7 +63,7 @@ class Describer:
         self._launch_kernel("local_shapes", fine, p)
         return features
 
-    def bin_neighbors_and_write_fpfh(
+    def bin_neighbors_and_write_fpfh_if_given(
         self, points: Tensor, normals: Tensor, neighbors: Neighbors, bits: int, features: Tensor | None = None
     ) -> tuple[Tensor, Triplets]:
         """Return the number of neighbours in each cell [N, cells], and the triplets; write FPFH into ``features``."""
@@ -83,7 +85,7 @@ class Describer:
         rows = neighbors.offsets - torch.arange(count + 1, device=points.device)
         return neighbors_per_cell, Triplets(rows, entries, points.new_empty(0, dtype=torch.uint8))
 
-    def append_ring_means_and_shares(
+    def concatenate_ring_means_and_root_shares(
         self, features: Tensor, neighbors_per_cell: Tensor, triplets: Triplets, bits: int
     ) -> Tensor:
         """Return features, their means over the rings, and the roots of the cells' shares, one after the other."""

@@ -161,8 +161,10 @@ def prepare_levels_on_device(fine_points: Tensor, rows: Tensor, resolution_count
             ]
         )
         outward = torch.empty_like(coordinates)
-        features = DESCRIBER.compute_shapes(fine_points, points, normal_neighbors, SHAPE_RADIUS, outward)
-        neighbors_per_cell, triplets = DESCRIBER.bin_neighbors_and_write_fpfh(
+        features = DESCRIBER.compute_shapes_and_write_normals(
+            fine_points, points, normal_neighbors, SHAPE_RADIUS, outward
+        )
+        neighbors_per_cell, triplets = DESCRIBER.bin_neighbors_and_write_fpfh_if_given(
             coordinates, outward, feature_neighbors, BITS, features
         )
         geometry = geometry_from_sorted_triplets(coordinates, queries.offsets, triplets, KERNEL, gradient=False)

@@ -106,7 +106,7 @@ def find_surroundings(
             points, RINGS[-1], offsets=offsets, sort_indices=_launching.explain_unsupported_device(device) is None
         )
     if _launching.explain_unsupported_device(device) is None:
-        neighbors_per_cell, triplets = DESCRIBER.bin_neighbors_and_write_fpfh(points, normals, neighbors, BITS)
+        neighbors_per_cell, triplets = DESCRIBER.bin_neighbors_and_write_fpfh_if_given(points, normals, neighbors, BITS)
     else:
         neighbors_per_cell, triplets = _bin_neighbors_on_cpu(points, normals, neighbors)
     clouds = torch.tensor([0, count]) if offsets is None else offsets.to("cpu", torch.int64)
@@ -202,18 +202,20 @@ class DescriptorNetwork(nn.Module):
         self.up = nn.ModuleList(ups)
         self.join = Join(channels) if self.coarser else None
 
-    def append_ring_means_and_shares(self, features: Tensor, surroundings: Surroundings) -> Tensor:
+    def concatenate_ring_means_and_root_shares(self, features: Tensor, surroundings: Surroundings) -> Tensor:
         """Append the rings' mean features and the roots of the cells' shares of neighbours to features, [N, WIDTH]."""
         forward = surroundings.geometry.forward
         if _launching.explain_unsupported_device(features.device) is None:
-            return DESCRIBER.append_ring_means_and_shares(features, surroundings.neighbors_per_cell, forward, BITS)
+            return DESCRIBER.concatenate_ring_means_and_root_shares(
+                features, surroundings.neighbors_per_cell, forward, BITS
+            )
         return _append_ring_means_and_shares_on_cpu(
             features.cpu(), surroundings.neighbors_per_cell.cpu(), forward.rows.cpu(), forward.entries.cpu()
         ).to(features.device)
 
     def forward(self, features: Tensor, surroundings: Surroundings, coarser: Sequence[Resolution] = ()) -> Tensor:
         """Map inputs [N, INPUTS] to descriptors [N, WIDTH] of length 1; ``coarser`` has the other resolutions."""
-        properties = self.append_ring_means_and_shares(features, surroundings)
+        properties = self.concatenate_ring_means_and_root_shares(features, surroundings)
         state = self.enter(properties)
         states = [state]
         for layer in self.layers:
@@ -232,7 +234,7 @@ class DescriptorNetwork(nn.Module):
         stages = cast("Sequence[CoarseStage]", self.coarser)
         properties, states = list[Tensor](), list[Tensor]()
         for stage, level in zip(stages, coarser, strict=True):
-            properties.append(self.append_ring_means_and_shares(level.features, level.surroundings))
+            properties.append(self.concatenate_ring_means_and_root_shares(level.features, level.surroundings))
             state = stage.reduce_features(properties[-1], state[level.links.kept], level.surroundings)
             states.append(state)
         addition, seen = stages[-1].direct(properties[-1]), states[-1]

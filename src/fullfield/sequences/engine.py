@@ -17,7 +17,7 @@ from fullfield._read_ahead import ReadAhead
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.estimators.bars import Bars, ConstantLines, find_bars, measure_constant_lines
 from fullfield.estimators.protocol import Estimator
-from fullfield.estimators.refined import choose_refined_estimator_if_needed
+from fullfield.estimators.refined import choose_refined_estimator_or_none
 from fullfield.io.files import describe_error
 from fullfield.io.vectors import VALID
 from fullfield.io.windows import FrameWindow
@@ -101,7 +101,7 @@ class ShotEngine:
         self._rounds_to_half = rounds_to_half
         self._device = settings.torch_device
         plates.pinned = self._device.type == "cuda"
-        self._refiner = choose_refined_estimator_if_needed(estimator, self._device, refine=settings.refine)
+        self._refiner = choose_refined_estimator_or_none(estimator, self._device, refine=settings.refine)
         if self._refiner is not None:
             self._estimator = self._refiner.estimator
         self._needs_backward = settings.needs_reliability or self._refiner is not None

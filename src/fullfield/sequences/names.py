@@ -182,7 +182,7 @@ class FrameFiles:
         return Path(self.text).absolute().name if self.pattern is None else self.pattern.name
 
     def path(self, number: int) -> str:
-        """Return the file name of a frame, whether it exists or not."""
+        """Return the file name of a frame, whether it exists or not; of a video, a name for messages."""
         if number in self.files:
             return str(self.files[number])
         if self.pattern is not None:
@@ -195,15 +195,15 @@ def has_number_field(text: str) -> bool:
     return not Path(text).is_file() and _FIELD.search(os.path.split(text)[1]) is not None
 
 
-def format_mask_name(mask: str | None, number: int) -> str | None:
-    """Return the mask of a frame: a pattern of files gets the frame's number, anything else stays."""
+def resolve_mask_for_frame(mask: str | None, number: int) -> str | None:
+    """Return the mask to read for a frame: a pattern of files gets the frame's number, anything else stays."""
     file = get_separate_mask_file(mask)
     if mask is None or file is None or not has_number_field(file):
         return mask
     return FramePattern.parse(file).format_path(number) + mask[len(file) :]
 
 
-def normalize_mask_name(mask: str) -> str:
+def normalize_mask_without_folder(mask: str) -> str:
     """Return the name of a mask without its folder, the same for every spelling of its field for the number."""
     file = get_separate_mask_file(mask)
     if file is None:
@@ -212,8 +212,8 @@ def normalize_mask_name(mask: str) -> str:
     return name + mask[len(file) :]
 
 
-def is_frame_sequence_name(text: str) -> bool:
-    """Return whether ``text`` names more than one frame: a pattern, a folder, a glob or a video."""
+def is_sequence_or_video_path(text: str) -> bool:
+    """Return whether ``text`` is a pattern, a folder, a glob or a video; any other file that exists is not."""
     path = Path(text)
     if path.is_file():
         return path.suffix.lower() in VIDEO_SUFFIXES
@@ -310,7 +310,7 @@ def _group_files_into_sequence(text: str, files: list[Path]) -> FrameFiles:
     return FrameFiles(text, dict(sorted(numbered.items())), FramePattern(before, min(widths), after, True))
 
 
-def select_frames(frame_files: FrameFiles, text: str | None, name: str = "--frames") -> list[int]:
+def choose_frame_numbers(frame_files: FrameFiles, text: str | None, name: str = "--frames") -> list[int]:
     """Return the frames to work on.
 
     They are those of the range ``text``, else those of the sequence's own spelling, else all that exist. Raise

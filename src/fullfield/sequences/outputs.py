@@ -41,7 +41,7 @@ from fullfield.io.vectors import (
     read_header_entry_as_text,
     write_scanlines_atomically,
 )
-from fullfield.sequences.names import FramePattern, normalize_mask_name
+from fullfield.sequences.names import FramePattern, normalize_mask_without_folder
 from fullfield.sequences.results import FrameResult
 
 Inputs = Callable[[int, ChecksumCache], Mapping[str, "str | None"]]
@@ -248,7 +248,7 @@ class Output:
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             with suppress(PermissionError):  # a folder may be writable but not readable
                 remove_abandoned_temporary_files(folder)
-        records.remove_outdated_notes()
+        records.delete_superseded_notes_files()
         return plan
 
     def _check_st_maps_are_replaceable(self, numbers: Sequence[int]) -> None:
@@ -392,7 +392,7 @@ def _normalize_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     reading = settings.get("reading")
     if not isinstance(reading, Mapping) or not isinstance(reading.get("mask"), str):
         return dict(settings)
-    return {**settings, "reading": {**reading, "mask": normalize_mask_name(reading["mask"])}}
+    return {**settings, "reading": {**reading, "mask": normalize_mask_without_folder(reading["mask"])}}
 
 
 def copy_to_cpu_as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from fullfield.io.image import FrameReader
 from fullfield.io.names import VIDEO_WRITE_SUFFIXES
 from fullfield.io.transfer import choose_inplace_curve_to_srgb_if_needed
 from fullfield.sequences.changes import GreyPicture, shrink_to_grey
-from fullfield.sequences.names import find_frame_files, format_mask_name, select_frames
+from fullfield.sequences.names import choose_frame_numbers, find_frame_files, resolve_mask_for_frame
 from fullfield.sequences.plates import open_found_plates
 
 _RATE = 24.0  # frames a second where the plates have no rate
@@ -62,14 +62,18 @@ class PictureFiles:
         """Return the file of a picture, whether it exists or not."""
         return self.text if self.is_video else self._frame_files.path(number)
 
-    def select_frames(self, frames: str | None) -> list[int]:
+    def choose_frame_numbers(self, frames: str | None) -> list[int]:
         """Return the frames of a range; all that exist by default."""
-        return self.numbers if self.is_video and frames is None else select_frames(self._frame_files, frames, "frames")
+        return (
+            self.numbers
+            if self.is_video and frames is None
+            else choose_frame_numbers(self._frame_files, frames, "frames")
+        )
 
     def read(self, number: int) -> ChannelPicture:
         """Return a picture; a frame of a video is display-referred colour."""
         if not self.is_video:
-            return read_all_channels(self.path(number), format_mask_name(self._mask, number))
+            return read_all_channels(self.path(number), resolve_mask_for_frame(self._mask, number))
         if number not in self.numbers:
             raise InputError(f"{self.text}: has no frame {number}")
         plate = self._plates.read(number)
@@ -81,7 +85,7 @@ class PictureFiles:
     def read_shrunk_grey(self, number: int) -> GreyPicture:
         """Return the reduced picture in which cuts are detected; not for a video, whose frames are read once."""
         path = self.path(number)
-        image = FrameReader(mask=format_mask_name(self._mask, number)).read(path)
+        image = FrameReader(mask=resolve_mask_for_frame(self._mask, number)).read(path)
         return shrink_to_grey(image.frame, image.valid)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.video import VideoWriter, check_codec_matches_suffix
 from fullfield.models.cascade import resample_flow
 from fullfield.ops.devices import resolve_device
-from fullfield.sequences.names import FramePattern, has_number_field, normalize_mask_name
+from fullfield.sequences.names import FramePattern, has_number_field, normalize_mask_without_folder
 from fullfield.sequences.outputs import Output, WritePlan
 from fullfield.sequences.picture_files import convert_to_16bit_display_rgb, has_video_suffix
 from fullfield.sequences.results import FrameReport, Outcome, Problem, StageTimes
@@ -167,7 +167,7 @@ class PictureJob(ABC):
         """Return the settings of a mask and of a renderer's vectors, where there are any."""
         reading = self.flow.reading
         vectors = {} if reading.is_default else {"vectors": asdict(reading)}
-        return vectors if mask is None else {**vectors, "mask": normalize_mask_name(mask)}
+        return vectors if mask is None else {**vectors, "mask": normalize_mask_without_folder(mask)}
 
     @abstractmethod
     def compute_input_checksums(self, number: int, checksums: ChecksumCache) -> Mapping[str, str | None]:

@@ -26,7 +26,13 @@ from fullfield.io.oiio import Attribute
 from fullfield.io.stacks import count_pictures, read_picture_of_stack
 from fullfield.io.transfer import choose_inplace_curve_to_srgb_if_needed
 from fullfield.io.windows import FrameWindow, Window, merge_frame_windows
-from fullfield.sequences.names import FrameFiles, find_frame_files, format_mask_name, parse_frames, select_frames
+from fullfield.sequences.names import (
+    FrameFiles,
+    choose_frame_numbers,
+    find_frame_files,
+    parse_frames,
+    resolve_mask_for_frame,
+)
 
 _MAX_LARGER, _MAX_PIXELS = 16, 1 << 24  # how much larger a display window may be than the data window
 
@@ -164,7 +170,7 @@ def open_plates(
         return ListedPlates(list(source), frames, **reading)
     frame_files = find_frame_files(os.fspath(source))
     if isinstance(frames, str) or (frames is None and frame_files.video is None):
-        return open_found_plates(frame_files, select_frames(frame_files, frames, "frames"), **reading)
+        return open_found_plates(frame_files, choose_frame_numbers(frame_files, frames, "frames"), **reading)
     return open_found_plates(frame_files, None if frames is None else sorted(set(frames)), **reading)
 
 
@@ -223,12 +229,14 @@ class FilePlates(Plates):
         return self._frame_files.path(number)
 
     def get_mask_file(self, number: int) -> str | None:
-        return get_separate_mask_file(format_mask_name(self._mask, number))
+        return get_separate_mask_file(resolve_mask_for_frame(self._mask, number))
 
     def read(self, number: int) -> Plate:
         """Read the frame; read it again where it was replaced during the first read."""
         path, mask = self._frame_files.path(number), self.get_mask_file(number)
-        reading = self._reading if mask is None else {**self._reading, "mask": format_mask_name(self._mask, number)}
+        reading = (
+            self._reading if mask is None else {**self._reading, "mask": resolve_mask_for_frame(self._mask, number)}
+        )
         reader = FrameReader(**reading, pinned=self.pinned)
         for is_first in (True, False):
             before = self.read_file_stamp(number)

@@ -18,7 +18,7 @@ from fullfield.io.all_channels import ChannelPicture
 from fullfield.io.names import get_separate_mask_file
 from fullfield.sequences.changes import GreyPicture, is_cut, shrink_to_grey
 from fullfield.sequences.motion import interpolate_picture
-from fullfield.sequences.names import format_frames, format_mask_name
+from fullfield.sequences.names import format_frames, resolve_mask_for_frame
 from fullfield.sequences.picture_files import PictureFiles
 from fullfield.sequences.pictures import (
     InputReader,
@@ -102,7 +102,7 @@ def build_retime_job(
     plates, output = _check.check_path(plates, "plates"), _check.check_path(output, "output")
     stored = StoredFlow.from_source(flow)
     pictures = PictureFiles(plates, settings.mask)
-    sources = pictures.select_frames(frames)
+    sources = pictures.choose_frame_numbers(frames)
     if stored.reference is not None:
         raise InputError(f"flow: expected flow to the neighbouring frame, got motion from frame {stored.reference}")
     exact_factor = Fraction(settings.factor).limit_denominator(10_000)
@@ -172,7 +172,7 @@ class RetimeJob(PictureJob):
         inputs = {}
         for index, plate in enumerate((before, before + 1)):
             inputs[f"plates {index}"] = checksums.get_or_compute_checksum(self._get_plate_path(plate))
-            mask = get_separate_mask_file(format_mask_name(self.mask, plate))
+            mask = get_separate_mask_file(resolve_mask_for_frame(self.mask, plate))
             if mask is not None:
                 inputs[f"mask {index}"] = checksums.get_or_compute_checksum(mask)
             inputs[f"flow {index}"] = (

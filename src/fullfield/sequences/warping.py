@@ -20,7 +20,12 @@ from fullfield._read_ahead import choose_reader_count
 from fullfield.io.all_channels import ChannelPicture, read_all_channels
 from fullfield.io.names import get_separate_mask_file
 from fullfield.sequences.motion import accumulate_flow_to_reference, warp_image
-from fullfield.sequences.names import find_frame_files, format_mask_name, is_frame_sequence_name, select_frames
+from fullfield.sequences.names import (
+    choose_frame_numbers,
+    find_frame_files,
+    is_sequence_or_video_path,
+    resolve_mask_for_frame,
+)
 from fullfield.sequences.picture_files import PictureFiles, has_video_suffix
 from fullfield.sequences.pictures import (
     InputReader,
@@ -106,13 +111,17 @@ def build_warp_job(
     if settings.reference is not None and has_video_suffix(output):
         raise InputError(f"output: expected files with a reference, such as out.%04d.exr, got {output}")
     stored = StoredFlow.from_source(flow)
-    plates = PictureFiles(name, settings.mask) if is_frame_sequence_name(name) else None
+    plates = PictureFiles(name, settings.mask) if is_sequence_or_video_path(name) else None
     if plates is None and not Path(name).is_file():
         raise InputError(f"{name}: no such file")
     if stored.reference is not None:
         if settings.reference not in (None, stored.reference):
             raise InputError(f"reference: expected {stored.reference}, as in {stored.source}, got {settings.reference}")
-        numbers = stored.numbers if frames is None else select_frames(find_frame_files(stored.source), frames, "frames")
+        numbers = (
+            stored.numbers
+            if frames is None
+            else choose_frame_numbers(find_frame_files(stored.source), frames, "frames")
+        )
         settings = replace(settings, reference=stored.reference, direction="backward", hide_occluded=True)
         return WarpJob(stored, output, tuple(numbers), device, source=name, plates=plates, settings=settings)
     reference = settings.reference
@@ -122,7 +131,7 @@ def build_warp_job(
     if reference is not None and not first <= reference <= last:
         raise InputError(f"reference: expected {first} to {last}, which the flow reaches, got {reference}")
     if frames is not None and len(stored.numbers) > 1:
-        numbers = select_frames(find_frame_files(stored.source), frames, "frames")
+        numbers = choose_frame_numbers(find_frame_files(stored.source), frames, "frames")
     else:
         numbers = stored.numbers if reference is None else sorted({*stored.numbers, reference})
     stored.require_directions(*_list_required_directions(settings, numbers))
@@ -212,7 +221,7 @@ class WarpJob(PictureJob):
 
     def _get_mask_name(self, number: int) -> str | None:
         """Return the mask of the picture for a frame."""
-        return format_mask_name(self.settings.mask, self._get_source_picture_number(number))
+        return resolve_mask_for_frame(self.settings.mask, self._get_source_picture_number(number))
 
     def iterate_picture_callbacks(
         self, frame_numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes

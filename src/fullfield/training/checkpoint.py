@@ -161,7 +161,7 @@ def restore_run_if_any(
     if not has_checkpoint(folder):
         return None
     state = folder / STATE
-    step, history, resume_state = _read_resume_state(folder, row_type)
+    step, history, resume_state = _read_step_history_and_state(folder, row_type)
     stored: dict[str, Mapping[str, Tensor]] = {}
     left_out = {name: list_non_finite_buffers(module) for name, module in modules.items()}
     files = {name: state / f"{step}.{name}.safetensors" for name in (*modules, *_MOMENTS)}
@@ -176,12 +176,14 @@ def restore_run_if_any(
     return RestoredRun(history, resume_state)
 
 
-def read_history(folder: Path, row_type: type[tuple[Any, ...]]) -> list[Any]:
+def read_history_if_any(folder: Path, row_type: type[tuple[Any, ...]]) -> list[Any]:
     """Return the rows of the last checkpoint, none for a new run; InputError if they are damaged."""
-    return _read_resume_state(folder, row_type)[1] if has_checkpoint(folder) else []
+    return _read_step_history_and_state(folder, row_type)[1] if has_checkpoint(folder) else []
 
 
-def _read_resume_state(folder: Path, row_type: type[tuple[Any, ...]]) -> tuple[int, list[Any], dict[str, Any]]:
+def _read_step_history_and_state(
+    folder: Path, row_type: type[tuple[Any, ...]]
+) -> tuple[int, list[Any], dict[str, Any]]:
     """Return the step, the history and the further values of the last checkpoint."""
     pointer = folder / STATE / POINTER
     try:

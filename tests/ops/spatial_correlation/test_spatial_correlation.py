@@ -63,12 +63,12 @@ def test_spatial_correlation_emulated_equals_reference(
     emulate(cuda, gpu=gpu).schedule = 3 * (number % 2) if gpu is AMPERE else 0
     found = [
         cuda.compute_correlation(*tensors[:2], window),
-        *cuda.compute_correlation_gradients(*tensors, window, (True, True)),
+        *cuda.compute_requested_gradients(*tensors, window, (True, True)),
     ]
     exact = [t.double() for t in tensors]
     truth = [
         reference.correlate(*exact[:2], window),
-        *reference.compute_correlation_gradients(*exact, window, (True, True)),
+        *reference.compute_requested_gradients(*exact, window, (True, True)),
     ]
     compare(found, truth, dtype)
 

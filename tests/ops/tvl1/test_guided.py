@@ -19,7 +19,7 @@ from fullfield.ops.consistency import compute_forward_backward_distance
 from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, guided, guided_cuda, refine_flow
 from fullfield.ops.tvl1 import guided_reference as reference
 from fullfield.ops.tvl1.config import RefinementConfig
-from fullfield.ops.tvl1.guided import list_refinement_backends
+from fullfield.ops.tvl1.guided import explain_refinement_backends
 from fullfield.ops.tvl1.guided_cuda import CudaRefiner, IterationTile
 from fullfield.testing import sample_textured_scene
 from known_scenes import known_scene
@@ -288,12 +288,12 @@ def test_refine_flow_later_passes_require_larger_misfit_reduction() -> None:
 def test_compute_accepted_change_fractions_follows_misfit_reduction() -> None:
     config = RefinementConfig(least_fall=0.1, passes_fall=0.2)
     misfits = torch.tensor([[0.1, 0.11], [0.1, 0.095], [0.1, 0.0825], [0.1, 0.08], [0.0, 0.0]], dtype=torch.float64)
-    first, later = guided.compute_accepted_change_fractions(misfits, config)
+    first, later = guided.compute_total_and_later_kept_fractions(misfits, config)
     assert first.shape == later.shape == (5, 1, 1, 1)
     assert torch.allclose(first.flatten(), torch.tensor([0, 0.5, 1, 1, 1], dtype=torch.float64))
     assert torch.allclose(later.flatten(), torch.tensor([0, 0, 0.5, 1, 1], dtype=torch.float64))
     assert torch.equal(
-        guided.compute_accepted_change_fractions(misfits[:, :1], config)[0].flatten(),
+        guided.compute_total_and_later_kept_fractions(misfits[:, :1], config)[0].flatten(),
         torch.ones(5, dtype=torch.float64),
     )
 
@@ -340,7 +340,7 @@ def close(results: list[tuple[Tensor, ...]], inputs: dict[str, Tensor], config: 
         [inputs[name].double() for name in names] for names in (("frame1", "frame2"), ("flow", "backward"))
     )
     reference = FlowRefiner(*flows[0].shape[-2:], config, dtype=torch.float64, backend="reference")
-    flow, misfit = reference._run_pass(*frames, *flows, rounds=config.rounds)
+    flow, misfit = reference._run_pass_and_get_misfits(*frames, *flows, rounds=config.rounds)
     for actual in results:
         error = (actual[0] - flow).abs()
         assert error.max() < 2e-3
@@ -495,7 +495,7 @@ def on_cuda(height: int, width: int, channels: int = 3, batch: int = 1) -> dict[
 
 @on_gpu
 def test_flow_refiner_on_gpu_chooses_cuda() -> None:
-    assert list_refinement_backends("cuda")[0] == ("cuda", None)
+    assert explain_refinement_backends("cuda")[0] == ("cuda", None)
     assert FlowRefiner(20, 30, device="cuda").backend == "cuda"
     assert FlowRefiner(20, 30, device="cuda", dtype=torch.float64).backend == "reference"
 

@@ -280,7 +280,7 @@ class _RecordedSteps:
         self.pairs = []
         features = self._network.encode_features(self._cells) if len(self.coords) > 1 else None
         self.pairs = [
-            self._network.encode_pair_and_reset_coords(self._cells, coords, self._grid, direction, features)
+            self._network.encode_pair_and_init_coords(self._cells, coords, self._grid, direction, features)
             for direction, coords in enumerate(self.coords)
         ]
 

@@ -37,21 +37,21 @@ class WeightConverter:
 
     def convert_conv_weight(self, weight: Tensor) -> Tensor:
         """Convert weights of a convolution [C', C, kh, kw] to channels-last."""
-        return self._to_device(weight.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last))
+        return self._record_weight(weight.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last))
 
     def convert_linear_weight(self, weight: Tensor) -> Tensor:
         """Convert weights [C', C] of a product with rows of channels to [C, C'], contiguous."""
-        return self._to_device(weight.t().to(self.device, self.dtype).contiguous())
+        return self._record_weight(weight.t().to(self.device, self.dtype).contiguous())
 
     def convert_bias(self, values: Tensor) -> Tensor:
         """Convert a bias of a convolution or product."""
-        return self._to_device(values.to(self.device, self.dtype).contiguous())
+        return self._record_weight(values.to(self.device, self.dtype).contiguous())
 
     def convert_to_float32(self, values: Tensor) -> Tensor:
         """Convert values that the passes read in float32."""
-        return self._to_device(values.to(self.device, torch.float32).contiguous())
+        return self._record_weight(values.to(self.device, torch.float32).contiguous())
 
-    def _to_device(self, values: Tensor) -> Tensor:
+    def _record_weight(self, values: Tensor) -> Tensor:
         self.weights.append(values)
         return values
 
@@ -130,7 +130,7 @@ class _PreparedConvolution:
             None, self.shift
         ) if self.epsilon is None else self.passes.compute_instance_norm_factors(y, self.epsilon)
 
-    def convolve_relu(self, x: Tensor) -> Any:
+    def convolve_normalize_relu(self, x: Tensor) -> Any:
         """Return the normed result, rectified."""
         if self.epsilon is None:
             options = {"stride": self.stride, "padding": self.padding}
@@ -175,7 +175,7 @@ class _PreparedResidualBlock:
         self.passes = converter.passes
 
     def __call__(self, x: Tensor) -> Any:
-        y = self.convs[0].convolve_relu(x)
+        y = self.convs[0].convolve_normalize_relu(x)
         for conv in self.convs[1:-1]:
             # Not with cuDNN's rectifier, which may turn the NaN of an overflow into 0.
             y = self.passes.normalize_add_relu_(*conv.convolve(y))
@@ -216,7 +216,7 @@ class PreparedEncoder:
 
     def __call__(self, cells: Tensor, variant: int) -> Tensor:
         """Encode cells [B, H/2 + 3, W/2 + 3, 32] to features [B, H/8, W/8, C]."""
-        x = self.stems[variant].convolve_relu(cells)
+        x = self.stems[variant].convolve_normalize_relu(cells)
         for block in self.blocks:
             x = block(x)
         return torch.addmm(self.bias, x.flatten(0, 2), self.weight).view(*x.shape[:3], -1)
@@ -372,7 +372,7 @@ def create_mask_head(converter: WeightConverter, head: nn.Module) -> PreparedHea
 class PreparedNetwork:
     """Base of prepared networks: encoders, correlation lookup and motion features.
 
-    A network adds ``flow_head``, ``mask``, ``channels``, :meth:`encode_pair_and_reset_coords` and :meth:`update_pair`.
+    A network adds ``flow_head``, ``mask``, ``channels``, :meth:`encode_pair_and_init_coords` and :meth:`update_pair`.
 
     Args:
         model: the network whose weights are copied.
@@ -405,7 +405,7 @@ class PreparedNetwork:
         first, second = (self.features(cells, variant).permute(0, 3, 1, 2) for variant in (0, 1))
         return first, second
 
-    def prepare_lookup(
+    def prepare_lookup_and_guard(
         self, cells: Tensor, direction: int, features: tuple[Tensor, Tensor] | None
     ) -> tuple[CorrelationPyramid, Tensor]:  # the lookup; [B, 1, 1, 1], the guard of frames and features
         """Return the correlation lookup of a direction: 0 is forward, 1 backward.
@@ -421,7 +421,7 @@ class PreparedNetwork:
         )
         return lookup, compute_nan_guard(cells, first, second)
 
-    def encode_pair_and_reset_coords(
+    def encode_pair_and_init_coords(
         self,
         cells: Tensor,
         coords: Tensor,
@@ -429,9 +429,12 @@ class PreparedNetwork:
         direction: int = 0,
         features: tuple[Tensor, Tensor] | None = None,
     ) -> Any:
-        """Compute what is needed once per pair, and set ``coords`` to the initial flow; as :meth:`prepare_lookup`."""
+        """Compute what a pair needs once, and set ``coords`` to the initial flow.
+
+        Arguments as for :meth:`prepare_lookup_and_guard`.
+        """
         raise NotImplementedError
 
     def update_pair(self, pair: Any, coords: Tensor) -> None:
-        """Update ``coords`` and the state of ``pair``, the result of :meth:`encode_pair_and_reset_coords`, in place."""
+        """Update ``coords`` and the state of ``pair``, the result of :meth:`encode_pair_and_init_coords`, in place."""
         raise NotImplementedError

@@ -117,7 +117,7 @@ class PreparedRAFT(PreparedNetwork):
             self.channels += [size] if isinstance(size, int) else size
         self.channels += [*self.features.channels, *self.context.channels]
 
-    def encode_pair_and_reset_coords(
+    def encode_pair_and_init_coords(
         self,
         cells: Tensor,
         coords: Tensor,
@@ -125,9 +125,9 @@ class PreparedRAFT(PreparedNetwork):
         direction: int = 0,
         features: tuple[Tensor, Tensor] | None = None,
     ) -> RAFTPairState:
-        """Compute what is needed once per pair, and set ``coords`` to the grid; see :meth:`prepare_lookup`."""
+        """Compute what a pair needs once, and set ``coords`` to the grid; see :meth:`prepare_lookup_and_guard`."""
         hidden = self.hidden
-        lookup, guard = self.prepare_lookup(cells, direction, features)
+        lookup, guard = self.prepare_lookup_and_guard(cells, direction, features)
         both = self.context(cells, direction)
         state = torch.tanh(both[..., :hidden])
         context = torch.relu(both[..., hidden:]).contiguous()

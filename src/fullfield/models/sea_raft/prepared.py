@@ -77,7 +77,7 @@ class PreparedSEARAFT(PreparedNetwork):
         self.width = self.state_channels = model.config.channels
         self.channels = [*self.features.channels, *self.context.channels, self.width // 2]
 
-    def encode_pair_and_reset_coords(
+    def encode_pair_and_init_coords(
         self,
         cells: Tensor,
         coords: Tensor,
@@ -85,14 +85,14 @@ class PreparedSEARAFT(PreparedNetwork):
         direction: int = 0,
         features: tuple[Tensor, Tensor] | None = None,
     ) -> SEARAFTPairState:
-        """Compute what is needed once per pair, and set ``coords`` to the regressed flow; as :meth:`prepare_lookup`."""
+        """Compute what a pair needs once, and set ``coords`` to the regressed flow."""
         width = self.width
         both = self.passes.convolve(self.context(cells, direction), *self.initial, padding=(1, 1))
         joint = both.new_zeros((*both.shape[:3], 2 * width + self.motion.channels))
         joint[..., : 2 * width] = both
         state = both[..., :width].contiguous()
         del both
-        lookup, guard = self.prepare_lookup(cells, direction, features)
+        lookup, guard = self.prepare_lookup_and_guard(cells, direction, features)
         coords.copy_(grid)
         self.flow_head.add_flow_update_(state, coords)
         return SEARAFTPairState(lookup, joint, state, guard)

@@ -64,7 +64,7 @@ class DensePair(in_pytorch.PreparedPairInPyTorch):
     def _compute_volume_index(self, level: int, x: Tensor, y: Tensor) -> Tensor:
         return (y * self.request.sizes2[level][1] + x).flatten(1)
 
-    def compute_dot_products(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_scaled_dot_products(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
         """Read the dot products [n, K, K] from the volume."""
         volume = self.state[level]
         table = volume.view(-1, volume.shape[-1])[pixels]

@@ -50,7 +50,7 @@ class ReferencePair(PreparedPairInPyTorch):
         image = torch.arange(pixels.start, pixels.stop, device=x.device) // per_image
         return ((image[:, None, None] * height + y) * width + x).flatten()
 
-    def _get_source_rows(self, pixels: slice) -> Tensor:
+    def _get_scaled_source_rows(self, pixels: slice) -> Tensor:
         r = self.request
         table = self.state[0].view(-1, r.channels)
         return table[pixels].to(r.accumulate_dtype).div(r.channels**0.5)
@@ -60,12 +60,12 @@ class ReferencePair(PreparedPairInPyTorch):
         table = self.state[1 + level].view(-1, r.channels)
         return table.index_select(0, rows).to(r.accumulate_dtype).view(shape[0], -1, r.channels)
 
-    def compute_dot_products(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_scaled_dot_products(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
         """Gather features and multiply: [n, K, K]."""
         target = self._gather_target_rows(level, self._compute_row_index(level, pixels, x, y), inside.shape)
         if target.is_cuda:  # a batched product may use TF32 there
-            return (target * self._get_source_rows(pixels)[:, None, :]).sum(-1).view(inside.shape)
-        return torch.bmm(target, self._get_source_rows(pixels)[:, :, None]).view(inside.shape)
+            return (target * self._get_scaled_source_rows(pixels)[:, None, :]).sum(-1).view(inside.shape)
+        return torch.bmm(target, self._get_scaled_source_rows(pixels)[:, :, None]).view(inside.shape)
 
     def add_feature_gradients(
         self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: GradientAccumulators
@@ -80,7 +80,7 @@ class ReferencePair(PreparedPairInPyTorch):
             pulled = (target * grad.flatten(1)[..., None]).sum(1) / r.channels**0.5
             grads.fmap1.view(-1, r.channels)[pixels] += pulled
         if grads.levels is not None:
-            pushed = grad.flatten(1)[..., None] * self._get_source_rows(pixels)[:, None, :]
+            pushed = grad.flatten(1)[..., None] * self._get_scaled_source_rows(pixels)[:, None, :]
             grads.levels[level].view(-1, r.channels).index_add_(0, rows, pushed.view(-1, r.channels))
 
     def finish_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:

@@ -61,7 +61,7 @@ def _compute_gradients(
 ) -> list[Tensor]:
     parsed = _convert_integers_to_window(window)
     maps = (fmap1.contiguous(), fmap2.contiguous(), grad.contiguous())
-    grads: list[Tensor] = choose_backend(parsed, fmap1, backend).compute_correlation_gradients(
+    grads: list[Tensor] = choose_backend(parsed, fmap1, backend).compute_requested_gradients(
         *maps, parsed, (requested[0], requested[1])
     )
     return grads
@@ -113,7 +113,7 @@ class _SpatialCorrelation(torch.autograd.Function):
         if torch.is_grad_enabled():  # for gradients of the gradient
             recompute = partial(correlate, window=ctx.window)
             return *compute_gradients_by_recomputation(recompute, (fmap1, fmap2), grad, requested), None, None
-        left = iter(ctx.module.compute_correlation_gradients(fmap1, fmap2, grad.contiguous(), ctx.window, requested))
+        left = iter(ctx.module.compute_requested_gradients(fmap1, fmap2, grad.contiguous(), ctx.window, requested))
         return *(next(left) if is_requested else None for is_requested in requested), None, None
 
 

@@ -1,6 +1,6 @@
 """Requests and choice of the spatial correlation's backends, which are modules with the functions of ``reference``.
 
-``forward`` and ``backward`` take contiguous maps; ``backward`` returns the contiguous gradients of the requested maps.
+They take contiguous maps; ``compute_requested_gradients`` returns the contiguous gradients of the requested maps.
 """
 
 from __future__ import annotations

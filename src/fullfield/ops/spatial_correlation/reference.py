@@ -41,7 +41,7 @@ def compute_correlation(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow
     return correlate(fmap1, fmap2, window)
 
 
-def compute_correlation_gradients(
+def compute_requested_gradients(
     fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: DisplacementWindow, requested: tuple[bool, bool]
 ) -> list[Tensor]:
     """Return the requested gradients of the two maps."""

@@ -32,7 +32,7 @@ REFINEMENT_BACKENDS = ("cuda", "cpu", "reference")
 REFINERS = Backends("the refinement", f"{__package__}.guided_", REFINEMENT_BACKENDS)
 
 
-def list_refinement_backends(
+def explain_refinement_backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend that can run here, (name, reason) for others; preferred first."""
@@ -128,19 +128,20 @@ class FlowRefiner:
         flow_after_first: Tensor | None = None
         for _ in range(self.config.passes - 1 if backward is not None else 0):
             # Only the forward flow is refined: the backward flow as given tells errors of the forward flow better.
-            flow, misfit = self._run_pass(first, second, flow, backward, rounds=1)
+            flow, misfit = self._run_pass_and_get_misfits(first, second, flow, backward, rounds=1)
             flow_after_first = flow if flow_after_first is None else flow_after_first
             misfits.append(misfit)
-        refined, misfit = self._run_pass(first, second, flow, backward, rounds=self.config.rounds)
+        refined, misfit = self._run_pass_and_get_misfits(first, second, flow, backward, rounds=self.config.rounds)
         misfits.append(misfit)
         first_fraction, later_fraction = (
-            fraction.to(initial) for fraction in compute_accepted_change_fractions(torch.cat(misfits, 1), self.config)
+            fraction.to(initial)
+            for fraction in compute_total_and_later_kept_fractions(torch.cat(misfits, 1), self.config)
         )
         if flow_after_first is not None:
             torch.lerp(flow_after_first, refined, later_fraction, out=refined)
         return torch.lerp(initial, refined, first_fraction, out=refined)
 
-    def _run_pass(
+    def _run_pass_and_get_misfits(
         self, first: Tensor, second: Tensor, prior: Tensor, backward: Tensor | None, *, rounds: int
     ) -> tuple[Tensor, Tensor]:
         """Run one pass; return flow and misfits [B, N]."""
@@ -204,7 +205,7 @@ def compute_prior_weights(
     return config.coupling + config.consistent_coupling / (1 + distance * distance)
 
 
-def compute_accepted_change_fractions(
+def compute_total_and_later_kept_fractions(
     misfits: Tensor,  # [B, N], before each round that was judged
     config: RefinementConfig,
 ) -> tuple[Tensor, Tensor]:  # [B, 1, 1, 1] each, 0 ... 1

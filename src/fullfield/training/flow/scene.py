@@ -80,7 +80,7 @@ def sample_scenes(
             & ((bodies.kind == OPEN) | (bodies.kind == FLAT))
             & ~bodies.same_look
         )
-        bodies.make_layers_face_camera_inplace(has_photograph)
+        bodies.turn_objects_and_backdrop_to_camera_inplace(has_photograph)
     solids = None
     if solid:
         solids = sample_ellipsoids(pair_numbers, size, bodies.focal, seed=seed, relative_size=unit, style=style)
@@ -294,8 +294,8 @@ def _build_depth_sorted_scenes(
     to_card[..., cards, :, :], to_frame[:, cards, :, :3] = invert_3x3_matrices(onto), second[:, cards]
     if geometry.solids is not None:
         slots = slice(CARDS, LAYERS)
-        to_card[..., slots, :, :], centres[..., slots, :], to_frame[:, slots] = geometry.compute_ellipsoid_matrices(
-            geometry.solids, times
+        to_card[..., slots, :, :], centres[..., slots, :], to_frame[:, slots] = (
+            geometry.compute_ellipsoid_transforms_and_centres(geometry.solids, times)
         )
     on, depth = geometry.is_present, geometry.depth
     values: list[NDArray[Any]] = [

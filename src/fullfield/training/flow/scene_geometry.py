@@ -66,10 +66,10 @@ class SceneGeometry:
         if extra_rng is not None and style.figures:
             self._sample_figures_inplace(extra_rng, relative_size, style)
         self._sample_boxes_inplace(rng, relative_size, style)
-        self._place_walls(rng)
+        self._sample_walls_inplace(rng)
         self._sample_camera_motion_inplace(rng, relative_size, style)
 
-    def make_layers_face_camera_inplace(self, scenes: NDArray[np.bool_]) -> None:
+    def turn_objects_and_backdrop_to_camera_inplace(self, scenes: NDArray[np.bool_]) -> None:
         """Turn the objects and the backdrop of some scenes towards the first camera; they keep place, size and roll."""
         for slots in (slice(0, OBJECTS), slice(BACKDROP, BACKDROP + 1)):
             along, across = (side[scenes, slots] for side in (self.along, self.across))
@@ -92,7 +92,9 @@ class SceneGeometry:
         self.along[:, slots], self.across[:, slots] = np.moveaxis(ellipsoids.shape[:, :, 0, :, :2], -1, 0)
         self.solids = ellipsoids
 
-    def compute_ellipsoid_matrices(self, ellipsoids: Ellipsoids, times: Floats) -> tuple[Floats, Floats, Floats]:
+    def compute_ellipsoid_transforms_and_centres(
+        self, ellipsoids: Ellipsoids, times: Floats
+    ) -> tuple[Floats, Floats, Floats]:
         """Return ``to_card`` and ``centres`` of the ellipsoids at ``times`` [B, 2, T], and their ``to_frame``."""
         height, width = self.size
         camera = np.swapaxes(compute_rotation_matrices(self.camera_turn), -1, -2)[:, None]
@@ -188,7 +190,7 @@ class SceneGeometry:
         changed = [store[:, BODY:OBJECTS] for store in (*cards, self.centre, self.turn, self.shift)]
         before = [values.copy() for values in changed]
         self.is_present[:, BODY:OBJECTS] = True
-        self._place_limbs(rng, *self._move_body_into_view_and_get_sides(rng), relative_size, style)
+        self._sample_limbs_inplace(rng, *self._move_body_into_view_and_get_sides(rng), relative_size, style)
         for values, old in zip(changed, before, strict=True):
             values[~present] = old[~present]
 
@@ -207,7 +209,7 @@ class SceneGeometry:
         self.along[:, BODY], self.across[:, BODY] = np.moveaxis(plane * half_sides[:, None], -1, 0)
         return plane, half_sides
 
-    def _place_limbs(
+    def _sample_limbs_inplace(
         self, rng: SceneRandom, plane: Floats, half_sides: Floats, relative_size: float, style: SceneStyle
     ) -> None:
         """Place limbs, bars or silhouettes, near the body's plane.
@@ -288,7 +290,7 @@ class SceneGeometry:
         self.shape[:, slots] = SQUARE
         self._sample_object_motion_inplace(rng, slots, np.repeat(depth, FACES, 1), relative_size, style, rigid)
 
-    def _place_walls(self, rng: SceneRandom) -> None:
+    def _sample_walls_inplace(self, rng: SceneRandom) -> None:
         """Place a room, a ground, and the plane behind everything."""
         height, width = self.size
         focal, distance = self.focal, self.view_depth

@@ -284,7 +284,9 @@ class CudaPair(PreparedPair):
         stream = raw_stream(index)
         if stream not in self._streams:
             self._record_stream_on_state(stream)
-        counters, own = self._counters.take_zeroed_counters(stream) if call.persistent else (None, None)
+        counters, own = (
+            self._counters.get_zeroed_counters_address_and_memory(stream) if call.persistent else (None, None)
+        )
         params = call.params
         with call.lock:
             params.coords, params.out, params.queue = coords.data_ptr(), out.data_ptr(), counters

@@ -114,7 +114,7 @@ class LookupCounters:
         self._used = 0
         self._slots: dict[tuple[int, int], int] = {}
 
-    def take_zeroed_counters(self, stream: int) -> tuple[int, Tensor | None]:
+    def get_zeroed_counters_address_and_memory(self, stream: int) -> tuple[int, Tensor | None]:
         """Return the address of zeroed counters for a lookup on ``stream``, and memory to hold until it is launched."""
         key = (stream, find_current_capture_id(stream))
         address = self._slots.get(key)

@@ -103,29 +103,27 @@ class HalfPrecisionTiling(NamedTuple):
     """Of columns."""
 
     @property
-    def octets(self) -> int:
+    def column_octets(self) -> int:
         """Octets of columns of fmap2 that 16 outputs are multiplied with."""
         return (15 + self.columns + 7) // 8
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of a block."""
-        rows, width = _TILE[0] + self.rows - 1, 16 + 8 * self.octets
+        rows, width = _TILE[0] + self.rows - 1, 16 + 8 * self.column_octets
         stride = rows * width + (0 if rows * width // 8 % 2 else 8)
         return max(2 * 2 * 32 * (stride + _TILE[0] * _TILE[1] + 8), 4 * 8 * self.columns * 20)
 
 
-def choose_half_precision_tiling(
-    displacements_per_row: tuple[int, int], blocks_in_other_dimensions: int
-) -> HalfPrecisionTiling:
-    """Return the division if the other dimensions make ``blocks_in_other_dimensions`` blocks."""
-    columns = displacements_per_row[1] if displacements_per_row[1] <= 21 else 16
-    blocks = -(-displacements_per_row[1] // columns)
+def choose_half_precision_tiling(patch: tuple[int, int], blocks_in_other_dimensions: int) -> HalfPrecisionTiling:
+    """Return the division of a patch if the other dimensions make ``blocks_in_other_dimensions`` blocks."""
+    columns = patch[1] if patch[1] <= 21 else 16
+    blocks = -(-patch[1] // columns)
     max_sums = max(60 // (4 * ((15 + columns + 7) // 8)), 1)  # sums that a thread keeps
-    block_count = -(-displacements_per_row[0] // max_sums)
+    block_count = -(-patch[0] // max_sums)
     if block_count * blocks_in_other_dimensions * blocks < _MIN_BLOCKS:
-        block_count = min(3 * block_count, displacements_per_row[0])
-    return HalfPrecisionTiling(-(-displacements_per_row[0] // block_count), columns, blocks)
+        block_count = min(3 * block_count, patch[0])
+    return HalfPrecisionTiling(-(-patch[0] // block_count), columns, blocks)
 
 
 @functools.cache
@@ -137,7 +135,7 @@ def generate_half_precision_forward_source(
     text = _launching.read_source(*shared, _COMMON, _FOLDER / "forward_half.cu")
     return KernelSource.with_macros(
         text, IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if reads_vectors else 1, JG=1, JN=1,
-        CC=32, PI=tiling.rows, PJ=tiling.columns, NT=tiling.octets, THREADS=256,
+        CC=32, PI=tiling.rows, PJ=tiling.columns, NT=tiling.column_octets, THREADS=256,
     )  # fmt: skip
 
 
@@ -168,16 +166,16 @@ def count_backward_threads(channels_per_block_and_thread: tuple[int, int]) -> in
 
 
 def choose_displacement_rows(
-    displacements_per_row: int, row_division: RowDivision, blocks_in_other_dimensions: int, shared_bytes: int
+    patch_rows: int, row_division: RowDivision, blocks_in_other_dimensions: int, shared_bytes: int
 ) -> int:
-    """Return the rows of displacements of a block of at most ``shared_bytes``.
+    """Return how many of the ``patch_rows`` of displacements a block of at most ``shared_bytes`` takes.
 
     ``blocks_in_other_dimensions`` is the number of blocks that the other dimensions make.
     """
-    block_count = -(-displacements_per_row // max(_MAX_THREADS // (_XG * row_division.groups * _TILE[0]), 1))
+    block_count = -(-patch_rows // max(_MAX_THREADS // (_XG * row_division.groups * _TILE[0]), 1))
     if block_count * blocks_in_other_dimensions < _MIN_BLOCKS:
-        block_count = min(3 * block_count, displacements_per_row)
-    rows = -(-displacements_per_row // block_count)
+        block_count = min(3 * block_count, patch_rows)
+    rows = -(-patch_rows // block_count)
     while compute_forward_shared_bytes(row_division, rows) > shared_bytes:
         rows -= 1
     return rows
@@ -254,7 +252,7 @@ def compute_correlation(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow
     return out
 
 
-def compute_correlation_gradients(
+def compute_requested_gradients(
     fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: DisplacementWindow, requested: tuple[bool, bool]
 ) -> list[Tensor]:
     """Return the requested gradients of the two maps."""

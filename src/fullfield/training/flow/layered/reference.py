@@ -184,9 +184,11 @@ def _sample_texture(point: _SurfacePoint, paint: Tensor, picture: Tensor, atlas:
     return sample_pictures(atlas, _expand_to_pixels(picture), u, v, level)
 
 
-def _intersect_layer_at(scenes: LayeredScenes, moment: tuple[int, int, int], x: Tensor, y: Tensor) -> _SurfacePoint:
-    """Intersect the rays of pixels with a scene's layer at a moment (frame, instant, layer)."""
-    frame, instant, layer = moment
+def _intersect_layer_at_instant(
+    scenes: LayeredScenes, frame_instant_layer: tuple[int, int, int], x: Tensor, y: Tensor
+) -> _SurfacePoint:
+    """Intersect the rays of pixels with a layer of each scene at an instant of a frame."""
+    frame, instant, layer = frame_instant_layer
     centre = scenes.centres[:, frame, instant, layer]
     return _intersect_layer(scenes.to_card[:, frame, instant, layer], centre, scenes.ids[:, layer, 1], x, y)
 
@@ -216,7 +218,7 @@ class _MeshSamples(NamedTuple):
         index = raster.unpack_triangle_index(keys[seen])
         return cls(layer, seen, raster.shade_samples(triangles, atlas, index, (1 - fraction)[at], at_x, at_y, frame))
 
-    def add_layer(self, layer: int, transmittance: Tensor, color_sum: Tensor) -> None:
+    def accumulate_layer_inplace(self, layer: int, transmittance: Tensor, color_sum: Tensor) -> None:
         """Add what samples show of a layer to ``color_sum`` [B, H, W, 3]; nothing is visible behind it."""
         is_mesh = self.layer == layer
         color_sum[is_mesh] += transmittance[is_mesh][:, None] * self.colours[is_mesh[self.seen]]
@@ -243,15 +245,17 @@ def _render_frame(
         for layer in range(scenes.to_card.shape[3]):
             paint, ids = scenes.paint[:, layer], scenes.ids[:, layer]
             if meshes is not None:
-                meshes.add_layer(layer, clear, seen)
-            moment = frame, 1 + exposure, layer
-            point = _intersect_layer_at(scenes, moment, *_displace_by_waves(paint, at_x, at_y, fraction))
+                meshes.accumulate_layer_inplace(layer, clear, seen)
+            frame_instant_layer = frame, 1 + exposure, layer
+            point = _intersect_layer_at_instant(
+                scenes, frame_instant_layer, *_displace_by_waves(paint, at_x, at_y, fraction)
+            )
             alpha = _sample_coverage(point, paint, ids[:, 1], atlas)
             alpha = torch.where(_is_layer_active(scenes, layer) & (clear > CLEAR), alpha, 0.0)
             if not bool((alpha > 0).any()):
                 continue
             window = _find_covered_window(alpha)
-            point, alpha = _crop_points(point, window), alpha[window]
+            point, alpha = _crop_points_for_shading(point, window), alpha[window]
             first = COLOURS + 6 * frame
             factor, offset = (paint[:, None, None, at : at + 3] for at in (first, first + 3))
             texture = _sample_texture(point, paint, ids[:, 0], atlas) / 255
@@ -275,7 +279,7 @@ def _find_covered_window(alpha: Tensor) -> tuple[slice, slice, slice]:
     return slice(None), rows, columns
 
 
-def _crop_points(point: _SurfacePoint, window: tuple[slice, slice, slice]) -> _SurfacePoint:
+def _crop_points_for_shading(point: _SurfacePoint, window: tuple[slice, slice, slice]) -> _SurfacePoint:
     """Return the points of a rectangle, as far as textures and light need them."""
     at, right, down = (
         tuple(component[window] for component in vector) for vector in (point.at, point.right, point.down)
@@ -319,7 +323,7 @@ def _compute_flow_validity_and_occlusion(
     )
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        point = _intersect_layer_at(scenes, (0, 0, layer), *_displace_by_waves(paint, x, y, ones))
+        point = _intersect_layer_at_instant(scenes, (0, 0, layer), *_displace_by_waves(paint, x, y, ones))
         covers = (_sample_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _is_layer_active(
             scenes, layer
         )
@@ -332,7 +336,7 @@ def _compute_flow_validity_and_occlusion(
         if triangles is not None and keys is not None:
             is_mesh = (raster.unpack_layer_index(keys) == layer) & (owner == layers)
             covers |= is_mesh
-            second = _project_to_second_frame(triangles, keys[is_mesh], *_list_pixel_coordinates(is_mesh, x, y))
+            second = _project_to_second_frame(triangles, keys[is_mesh], *_get_masked_coordinates(is_mesh, x, y))
             to_x[is_mesh], to_y[is_mesh], depth[is_mesh] = second
         is_visible = covers & (depth > NEAREST)
         surface_depth = torch.where(is_visible, depth, surface_depth)
@@ -350,7 +354,7 @@ def _compute_flow_validity_and_occlusion(
     occluded = ~(valid & inside) | turned
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        point = _intersect_layer_at(scenes, (1, 0, layer), target_x, target_y)
+        point = _intersect_layer_at_instant(scenes, (1, 0, layer), target_x, target_y)
         covers = (_sample_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _is_layer_active(
             scenes, layer
         )
@@ -365,7 +369,7 @@ def _compute_flow_validity_and_occlusion(
     return torch.where(valid[:, None], flow, 0.0), valid, occluded
 
 
-def _list_pixel_coordinates(mask: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _get_masked_coordinates(mask: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the coordinates [N] of the pixels of a mask [B, H, W]."""
     return x.expand(mask.shape)[mask], y.expand(mask.shape)[mask]
 
