@@ -459,7 +459,9 @@ def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: S
     if not can_obtain_weights(PUBLISHED):
         preparation = f" ({format_repository_copy_instructions(get_weights_entry(PUBLISHED))} first)"
     options = {"descriptor": f"--descriptor learned{preparation}", "init": "--init with a rough pose"}
-    words = [*(["leaving --init out"] if args.init is not None else []), *(options[name] for name in result.untried)]
+    words = [options[name] for name in result.untried]
+    if args.init is not None:
+        words.insert(0, _ADVICE["init"])
     if "init" in result.untried:
         words.append("a third cloud that overlaps both")
     return f"; if both show the same place, try {' or '.join(words)}" if words else ""

@@ -200,7 +200,7 @@ class _Contest(NamedTuple):
         )
 
     def is_determined_enough(self, rival: Rival, observability: Observability | None) -> bool:
-        """Return whether confirmed points determine a rival, or are so many that one free motion does not matter.
+        """Return whether confirmed points determine a rival; if they are many, one free motion may be left.
 
         Walls of two rooms, back to back, confirm many points, but leave several motions free.
         """

@@ -293,10 +293,10 @@ def _judge_pose_or_better_rival(
     pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list[Floats], search: Search
 ) -> _Judgement:
     """Return what speaks against the pose, None if nothing does, and the pose, or a rival that is better."""
+    distant = _find_distant_start_objection(pair, evidence, search)
+    if distant is not None:
+        return _Judgement(distant, pose)
     for switches in range(_MAX_SWITCHES + 1):
-        distant = _find_distant_start_objection(pair, evidence, search)
-        if distant is not None:
-            return _Judgement(distant, pose)
         mirrored = _find_reflection_objection(pair, evidence, search)
         if mirrored is not None:
             return _Judgement(mirrored, pose)
