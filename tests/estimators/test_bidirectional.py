@@ -9,7 +9,7 @@ from fullfield import InputError
 from fullfield.estimators import NetworkEstimator, RefinedEstimator
 from fullfield.estimators.network_config import NetworkSettings, RAFTSettings
 from fullfield.models import PreparedFlow
-from fullfield.models.cascade import compute_cascade_sizes
+from fullfield.models.cascade import list_quartered_sizes
 from fullfield.testing import sample_textured_scene
 from refusals import refuses
 
@@ -60,7 +60,7 @@ def test_network_estimator_cascaded_bidirectional_equals_two_calls(
 ) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr(
-        "fullfield.estimators.network.compute_cascade_sizes", lambda *size: compute_cascade_sizes(*size, threshold=60)
+        "fullfield.estimators.network.list_quartered_sizes", lambda *size: list_quartered_sizes(*size, threshold=60)
     )
     estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
     start = 0.5 * SCENE.flow[None]
@@ -87,7 +87,7 @@ def test_refined_estimator_without_bidirectional_runs_twice() -> None:
 
 @pytest.mark.unit
 def test_bidirectional_refuses_initial_backward_flow_of_wrong_size() -> None:
-    network = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"])._load_on_device_if_needed(torch.device("cpu"))
+    network = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"])._get_or_load_network(torch.device("cpu"))
     pair = [frame.expand(-1, 3, -1, -1) for frame in PAIR]
     for run in (network, PreparedFlow(network, 72, 100, precision="exact")):
         refuses("initial_backward: expected", run.bidirectional_with_mixture, *pair, 1, None, torch.zeros(1, 3, 9, 9))
@@ -111,14 +111,14 @@ def test_estimate_with_rough_backward_uses_fewest_updates(
 ) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr(
-        "fullfield.estimators.network.compute_cascade_sizes",
-        lambda *size: compute_cascade_sizes(*size, threshold=threshold),
+        "fullfield.estimators.network.list_quartered_sizes",
+        lambda *size: list_quartered_sizes(*size, threshold=threshold),
     )
     settings = NetworkSettings(cascade=True, precision=precision)
     estimator = NetworkEstimator("fullfield-s", settings)
     start = 0.5 * SCENE.flow[None]
     reports: list[float] = []
-    found = estimator.estimate_with_rough_backward(
+    found = estimator.estimate_with_rough_backward_or_none(
         *PAIR, initial_flow=start, progress=lambda part, _: reports.append(part)
     )
     torch.testing.assert_close(found.flow, estimator(*PAIR, initial_flow=start), atol=2e-4, rtol=0)
@@ -127,7 +127,7 @@ def test_estimate_with_rough_backward_uses_fewest_updates(
     assert reports == sorted(reports)
     assert reports[-1] == pytest.approx(1)
     assert found.log_scale is None
-    scaled = estimator.estimate_with_rough_backward(*PAIR, initial_flow=start, log_scale=True)
+    scaled = estimator.estimate_with_rough_backward_or_none(*PAIR, initial_flow=start, log_scale=True)
     torch.testing.assert_close(scaled.flow, found.flow, atol=2e-4, rtol=0)
     assert scaled.log_scale.shape == (1, 72, 100)
 
@@ -138,4 +138,4 @@ def test_estimate_with_rough_backward_returns_none_if_unmeasured() -> None:
         ("raft-small", NETWORKS["raft-small"]),
         ("fullfield-s", NetworkSettings(updates=0)),
     ):
-        assert NetworkEstimator(method, settings).estimate_with_rough_backward(*PAIR) is None
+        assert NetworkEstimator(method, settings).estimate_with_rough_backward_or_none(*PAIR) is None

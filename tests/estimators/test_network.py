@@ -26,15 +26,15 @@ from fullfield.estimators import (
 )
 from fullfield.estimators._frames import read_or_convert_frame
 from fullfield.estimators.estimation import build_estimator
-from fullfield.estimators.network import AutoEstimator, PairSize, _build_lookup_request
+from fullfield.estimators.network import AutoEstimator, PairSize, _build_float32_lookup_request
 from fullfield.estimators.network_config import PRECISIONS, RAFTSettings
 from fullfield.io import read_flow
 from fullfield.metrics import epe
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import (
     FlowWithLogScale,
-    average_consistent_flows,
-    compute_cascade_sizes,
+    average_flows_or_select_more_confident,
+    list_quartered_sizes,
     resample_flow,
     select_more_confident_flow,
 )
@@ -241,7 +241,7 @@ def _interrupted(done: float, _: str) -> None:
 def lower_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames above 100 pixels, in place of 800, begin at a quarter of their size."""
     monkeypatch.setattr(
-        "fullfield.estimators.network.compute_cascade_sizes", lambda *size: compute_cascade_sizes(*size, threshold=100)
+        "fullfield.estimators.network.list_quartered_sizes", lambda *size: list_quartered_sizes(*size, threshold=100)
     )
 
 
@@ -266,7 +266,7 @@ def test_network_estimator_cascade_equals_two_calls(make: Made, model: RAFT) -> 
 def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Motion of up to 200 px in frames above the threshold, here of 400; published networks are what they were."""
     monkeypatch.setattr(
-        "fullfield.estimators.network.compute_cascade_sizes", lambda *size: compute_cascade_sizes(*size, threshold=400)
+        "fullfield.estimators.network.list_quartered_sizes", lambda *size: list_quartered_sizes(*size, threshold=400)
     )
     far = sample_textured_scene(450, 520, seed=2, max_motion=200)
     errors = [
@@ -287,7 +287,7 @@ def estimate_double_by_hand(
     estimator: NetworkEstimator, frames: list[Tensor], own: Any, turned_own: Any
 ) -> list[FlowWithLogScale]:
     """Estimate both directions: both sizes upright and turned, the most confident, agreeing ones averaged."""
-    network: Any = estimator._load_on_device_if_needed(torch.device("cpu"))
+    network: Any = estimator._get_or_load_network(torch.device("cpu"))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
     updates = estimator.config.updates
     with torch.no_grad():
@@ -302,7 +302,7 @@ def estimate_double_by_hand(
             one = select_more_confident_flow(FlowWithLogScale(small[n], small.log_scales[n][:, None]), large)
             turn: Any = (lambda image: image) if sign == 1 else (lambda image: image.flip((2, 3)))
             best.append(FlowWithLogScale(sign * turn(one.flow), turn(one.log_scale)))
-        result.append(average_consistent_flows(*best))
+        result.append(average_flows_or_select_more_confident(*best))
     return result
 
 
@@ -355,7 +355,7 @@ def test_network_estimator_double_selects_more_confident_flow() -> None:
 def test_network_estimator_double_guide_leaves_forward_flow() -> None:
     """The rough backward flow has both sizes too, and the forward flow does not depend on it."""
     estimator = NetworkEstimator("fullfield-s", NetworkSettings(double=True))
-    guided = estimator.estimate_with_rough_backward(*PAIR, log_scale=True)
+    guided = estimator.estimate_with_rough_backward_or_none(*PAIR, log_scale=True)
     both = estimator.bidirectional(*PAIR)
     assert guided is not None
     assert both is not None
@@ -673,7 +673,7 @@ def test_estimate_padding_changes_network_input(weights: Path) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("kind", ["old switch", "new switch"])
 def test_disable_tf32_convolutions_restores_setting(kind: str) -> None:
-    from fullfield.estimators.network import disable_tf32_convolutions
+    from fullfield.estimators.network import create_context_without_tf32_convolutions
 
     cudnn, gpu = torch.backends.cudnn, torch.device("cuda")
     if kind == "new switch" and not hasattr(cudnn, "conv"):
@@ -683,20 +683,23 @@ def test_disable_tf32_convolutions_restores_setting(kind: str) -> None:
     try:
         for setting in (fast, exact):
             setattr(owner, name, setting)
-            with disable_tf32_convolutions(gpu):
+            with create_context_without_tf32_convolutions(gpu):
                 assert getattr(owner, name) != fast
             assert getattr(owner, name) == setting
-            with pytest.raises(KeyError), disable_tf32_convolutions(gpu):
+            with pytest.raises(KeyError), create_context_without_tf32_convolutions(gpu):
                 raise KeyError
             assert getattr(owner, name) == setting
         setattr(owner, name, fast)
-        first, second = disable_tf32_convolutions(gpu), disable_tf32_convolutions(gpu)  # of two threads
+        first, second = (
+            create_context_without_tf32_convolutions(gpu),
+            create_context_without_tf32_convolutions(gpu),
+        )  # of two threads
         with first:
             second.__enter__()
         assert getattr(owner, name) != fast
         second.__exit__(None, None, None)
         assert getattr(owner, name) == fast
-        with disable_tf32_convolutions(torch.device("cpu")):
+        with create_context_without_tf32_convolutions(torch.device("cpu")):
             assert getattr(owner, name) == fast
     finally:
         setattr(owner, name, fast)
@@ -715,7 +718,7 @@ def test_estimate_refuses_network_with_nonfinite_weights(tmp_path: Path) -> None
 @pytest.mark.parametrize("model", [RAFT(RAFTConfig.small(levels=3)), SEARAFT(SEARAFTConfig.small(channels=32))])
 def test_build_lookup_request_matches_encoded_features(model: RAFT | SEARAFT) -> None:
     frame, padding = torch.rand(2, 3, 45, 83), choose_padding(45, 83)
-    request = _build_lookup_request(model.config, PairSize.from_frame(frame))
+    request = _build_float32_lookup_request(model.config, PairSize.from_frame(frame))
     with torch.no_grad():
         encoded = model.eval().encode(*[model.normalize_and_pad_frame(frame, padding)] * 2)
     assert (request.batch, request.channels, *request.size1) == encoded.fmap1.shape

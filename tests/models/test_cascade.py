@@ -13,8 +13,8 @@ from torch.nn import functional
 from fullfield.models.cascade import (
     Cascade,
     FlowWithLogScale,
-    average_consistent_flows,
-    compute_cascade_sizes,
+    average_flows_or_select_more_confident,
+    list_quartered_sizes,
     resample_flow,
     resample_pair_to_sizes,
     rotate_flow_half_turn,
@@ -72,13 +72,13 @@ def interior(error: Tensor, levels: int) -> Tensor:
 
 
 def test_compute_cascade_sizes_returns_quarter_levels() -> None:
-    assert compute_cascade_sizes(3432, 8192) == [(3432, 8192), (858, 2048), (215, 512)]
-    assert compute_cascade_sizes(1716, 4096) == [(1716, 4096), (429, 1024)]
-    assert compute_cascade_sizes(1080, 1920) == [(1080, 1920), (270, 480)]
-    assert compute_cascade_sizes(800, 9000) == [(800, 9000)]
-    assert compute_cascade_sizes(801, 801) == [(801, 801), (200, 200)]
-    assert compute_cascade_sizes(802, 803) == [(802, 803), (201, 201)]  # 200.5 is rounded up
-    assert compute_cascade_sizes(6432, 15360) == [(6432, 15360), (1608, 3840), (402, 960)]
+    assert list_quartered_sizes(3432, 8192) == [(3432, 8192), (858, 2048), (215, 512)]
+    assert list_quartered_sizes(1716, 4096) == [(1716, 4096), (429, 1024)]
+    assert list_quartered_sizes(1080, 1920) == [(1080, 1920), (270, 480)]
+    assert list_quartered_sizes(800, 9000) == [(800, 9000)]
+    assert list_quartered_sizes(801, 801) == [(801, 801), (200, 200)]
+    assert list_quartered_sizes(802, 803) == [(802, 803), (201, 201)]  # 200.5 is rounded up
+    assert list_quartered_sizes(6432, 15360) == [(6432, 15360), (1608, 3840), (402, 960)]
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
@@ -211,14 +211,14 @@ def test_average_consistent_flows_weighs_by_expected_error() -> None:
     )
     second.flow[0, 0, 0] = torch.tensor([2.9, 1.4, 1.6, 3.1])  # 3 expected errors are 3, 1.5, 1.5 and 3
     for one, two in ((first, second), (second, first)):
-        flow, log_scale = average_consistent_flows(one, two)
+        flow, log_scale = average_flows_or_select_more_confident(one, two)
         assert flow[0, 0, 0].tolist() == pytest.approx([1.45, 1.4 * 0.8, 1.6, 0.0])
         assert log_scale.flatten().tolist() == pytest.approx([0, -math.log(2), -math.log(2), 0])
     sure = FlowWithLogScale(torch.zeros(1, 2, 1, 1), torch.full((1, 1, 1, 1), -5.0))
     near = FlowWithLogScale(torch.full((1, 2, 1, 1), 0.3), torch.full((1, 1, 1, 1), -5.0))
-    assert average_consistent_flows(sure, near).flow.unique().tolist() == pytest.approx([0.15])
+    assert average_flows_or_select_more_confident(sure, near).flow.unique().tolist() == pytest.approx([0.15])
     near.flow[0, 1] = math.nan
-    assert average_consistent_flows(sure, near).flow.isnan().any()
+    assert average_flows_or_select_more_confident(sure, near).flow.isnan().any()
 
 
 def test_rotate_flow_half_turn_matches_turned_frames() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator
-from fullfield.models.cascade import THRESHOLD, Cascade, compute_cascade_sizes, resample_flow, resample_frame
+from fullfield.models.cascade import THRESHOLD, Cascade, list_quartered_sizes, resample_flow, resample_frame
 
 
 class CascadedEstimator(WrappingEstimator):
@@ -50,7 +50,7 @@ class CascadedEstimator(WrappingEstimator):
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
         _check.check_tensor(frame1, "frame1", ("B", "C", "H", "W"))
         height, width = frame1.shape[-2:]
-        pixels = sum(h * w for h, w in compute_cascade_sizes(height, width, self.threshold))
+        pixels = sum(h * w for h, w in list_quartered_sizes(height, width, self.threshold))
         completed = 0.0
 
         def estimate_level(

@@ -22,8 +22,8 @@ from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import METHODS, get_method, resolve_method_name
 from fullfield.models.cascade import (
     FlowWithLogScale,
-    average_consistent_flows,
-    compute_cascade_sizes,
+    average_flows_or_select_more_confident,
+    list_quartered_sizes,
     resample_pair_to_sizes,
     rotate_flow_half_turn,
     rotate_image_half_turn,
@@ -63,26 +63,26 @@ class PairSize(NamedTuple):
     device: torch.device
 
     @classmethod
-    def from_frame(cls, frame: Tensor) -> PairSize:
+    def from_frame(cls, frames: Tensor) -> PairSize:
         """Return the size of frames [B, C, H, W]."""
-        batch, _, height, width = frame.shape
-        return cls(batch, height, width, frame.device)
+        batch, _, height, width = frames.shape
+        return cls(batch, height, width, frames.device)
 
     @property
-    def pixels(self) -> int:
+    def pixels_per_frame(self) -> int:
         """Number of pixels of one frame."""
         return self.height * self.width
 
 
-def _build_lookup_request(shape: NetworkArchitecture, size: PairSize) -> LookupRequest:
+def _build_float32_lookup_request(architecture: NetworkArchitecture, size: PairSize) -> LookupRequest:
     """Return what a network in float32 requests of the correlation lookup for frames of this size."""
     rows, columns = choose_padding(size.height, size.width).count_feature_cells(size.height, size.width)
     return LookupRequest(
         batch=size.batch,
-        channels=shape.matched_channels,
+        channels=architecture.matched_channels,
         size1=(rows, columns),
-        sizes2=compute_level_sizes(rows, columns, shape.levels),
-        radius=shape.radius,
+        sizes2=compute_level_sizes(rows, columns, architecture.levels),
+        radius=architecture.radius,
         dtype=torch.float32,
         device=size.device,
         pooled=True,
@@ -195,7 +195,7 @@ class NetworkEstimator(LoadingEstimator):
         target = torch.empty(0, device=_check.check_device(device)).device  # with its index
         check_fork_safety_and_record_use(target)
         with self._lock, torch.no_grad():
-            network = self._load_on_device_if_needed(target, download_progress)
+            network = self._get_or_load_network(target, download_progress)
             exact = self._precision == "exact"
             if exact or (target.type == "cpu" and self._fast is None):  # a GPU runs the fast form while preparing it
                 blank = torch.zeros(1, 3, *_TINY, device=target, dtype=torch.float32)
@@ -217,7 +217,7 @@ class NetworkEstimator(LoadingEstimator):
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
-        return self._estimate_directions(frame1, frame2, [initial_flow], progress, _RequestedResults())[0][0].flow
+        return self._estimate_with_still_areas(frame1, frame2, [initial_flow], progress, _RequestedResults())[0][0].flow
 
     def bidirectional(
         self,
@@ -235,7 +235,7 @@ class NetworkEstimator(LoadingEstimator):
         if 0 in self._get_fine_and_coarse_updates():
             return None
         starts = initial_flow, initial_backward
-        (forward, backward), _ = self._estimate_directions(
+        (forward, backward), _ = self._estimate_with_still_areas(
             frame1, frame2, starts, progress, _RequestedResults(log_scale=True)
         )
         scales = None
@@ -243,7 +243,7 @@ class NetworkEstimator(LoadingEstimator):
             scales = forward.log_scale[:, 0], backward.log_scale[:, 0]
         return BidirectionalFlow(forward.flow, backward.flow, scales)
 
-    def estimate_with_rough_backward(
+    def estimate_with_rough_backward_or_none(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -261,13 +261,13 @@ class NetworkEstimator(LoadingEstimator):
         if 0 in self._get_fine_and_coarse_updates() or not NETWORKS[self.method].has_mixture:
             return None
         requested = _RequestedResults(log_scale=log_scale, is_backward_rough=True)
-        (forward, backward), still = self._estimate_directions(
+        (forward, backward), still = self._estimate_with_still_areas(
             frame1, frame2, (initial_flow, None), progress, requested
         )
         scale = forward.log_scale if log_scale else None
         return FlowWithRoughBackward(forward.flow, backward.flow, still, None if scale is None else scale[:, 0])
 
-    def _estimate_directions(
+    def _estimate_with_still_areas(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -303,30 +303,30 @@ class NetworkEstimator(LoadingEstimator):
         fine, coarse = self._get_fine_and_coarse_updates()
         configured_fine, configured_coarse = self._get_configured_fine_and_coarse_updates()
         with self._lock:
-            network = self._load_on_device_if_needed(frame1.device)
+            network = self._get_or_load_network(frame1.device)
             pairs = resample_pair_to_sizes(
                 *pair, [(size.height, size.width) for size in self._list_cascade_sizes(PairSize.from_frame(frame1))]
             )
             height, width = pair[0].shape[-2:]
             larger = bool(self.config.double)
-            own = fine * PairSize.from_frame(pair[0]).pixels
-            smaller = sum(coarse * PairSize.from_frame(one).pixels for one, _ in pairs[1:])
+            own = fine * PairSize.from_frame(pair[0]).pixels_per_frame
+            smaller = sum(coarse * PairSize.from_frame(one).pixels_per_frame for one, _ in pairs[1:])
             # A guide is not estimated again from turned frames.
             turned_count = (1 if requested.is_backward_rough else len(initial_flows)) if larger else 0
             enlarged = own * (4 * len(initial_flows) + 5 * turned_count) if larger else 0
             report = _ProgressReporter(progress, len(initial_flows) * (smaller + own) + enlarged)
             requested = requested._replace(log_scale=requested.log_scale or larger)
             at = partial(
-                self._estimate_at_size,
+                self._estimate_at_frame_size,
                 network,
-                report=report,
+                progress_reporter=report,
                 cached_size_count=len(pairs) + larger,
                 requested=requested,
             )
             for frames in pairs[:0:-1]:
                 initial_flows = [one.flow for one in at(frames, configured_coarse, initial_flows)]
             limit = _ROUGH_UPDATES if len(pairs) > 1 and configured_fine is None else None
-            own_flows = at(pair, configured_fine, initial_flows, rough_updates=limit)
+            own_flows = at(pair, configured_fine, initial_flows, max_rough_updates=limit)
             if not larger:
                 return own_flows
             large_pair = resample_pair_to_sizes(*pair, [(height, width), (2 * height, 2 * width)])[1]
@@ -335,7 +335,9 @@ class NetworkEstimator(LoadingEstimator):
                 large_pair: tuple[Tensor, Tensor], own_flows: list[_NetworkFlow], requested: _RequestedResults
             ) -> list[FlowWithLogScale]:
                 starts = [one.flow for one in own_flows]  # from nothing, it loses motion beyond the training range
-                large_flows = at(large_pair, configured_fine, starts, rough_updates=_ROUGH_UPDATES, requested=requested)
+                large_flows = at(
+                    large_pair, configured_fine, starts, max_rough_updates=_ROUGH_UPDATES, requested=requested
+                )
                 both_sizes = cast(
                     "Iterator[tuple[FlowWithLogScale, FlowWithLogScale]]", zip(own_flows, large_flows, strict=True)
                 )
@@ -353,40 +355,40 @@ class NetworkEstimator(LoadingEstimator):
             turned = correct_by_larger_size(large_pair, turned_own_flows, turned_request)
             for index, (flow, log_scale) in enumerate(turned):
                 upright = FlowWithLogScale(rotate_flow_half_turn(flow), rotate_image_half_turn(log_scale))
-                best[index] = average_consistent_flows(best[index], upright)
+                best[index] = average_flows_or_select_more_confident(best[index], upright)
             # The confidence was fitted with no smaller scales than one size's.
             min_log_scale = cast("Any", network.config).log_scale_min
             return [_NetworkFlow(one.flow, one.log_scale.clamp(min_log_scale)) for one in best]
 
-    def _estimate_at_size(
+    def _estimate_at_frame_size(
         self,
         network: FlowNetwork,
         frames: tuple[Tensor, Tensor],
         updates: int | None,
         initial_flows: Sequence[Tensor | None],
         *,
-        report: _ProgressReporter,
+        progress_reporter: _ProgressReporter,
         cached_size_count: int,
         requested: _RequestedResults,
-        rough_updates: int | None = None,
+        max_rough_updates: int | None = None,
     ) -> list[_NetworkFlow]:
-        """Estimate at one size for :meth:`_estimate_directions`; the fast form keeps ``cached_size_count`` of them.
+        """Estimate at the size of ``frames``; the fast form keeps ``cached_size_count`` sizes.
 
-        A guide takes ``rough_updates``, if less than the least number of updates.
+        A guide takes ``max_rough_updates``, if less than the least number of updates.
         """
         size, exact, both = PairSize.from_frame(frames[0]), self._precision == "exact", len(initial_flows) > 1
         block: Any = network.update_block
         count = network.config.updates if updates is None else updates  # or more, where the flow still moves
         arguments = [*frames, updates, *initial_flows]
         if requested.is_backward_rough:
-            arguments.append(count if rough_updates is None else min(count, rough_updates))
-        with report.report_updates_of_block(block, size, len(initial_flows) * count):
+            arguments.append(count if max_rough_updates is None else min(count, max_rough_updates))
+        with progress_reporter.report_updates_of_block(block, size, len(initial_flows) * count):
             runner: Any = (
                 self._choose_and_set_lookup_backend(network, size)
                 if exact
                 else self._get_or_prepare_network(network, size, cached_size_count)
             )
-            with disable_tf32_convolutions(size.device) if exact else nullcontext():
+            with create_context_without_tf32_convolutions(size.device) if exact else nullcontext():
                 informs = requested.log_scale or (both and exact)  # the module has no call without its mixture
                 if not network.config.has_mixture or not informs:
                     flows = runner.bidirectional(*arguments) if both else (runner(*arguments),)
@@ -436,12 +438,12 @@ class NetworkEstimator(LoadingEstimator):
 
     def _list_cascade_sizes(self, size: PairSize) -> list[PairSize]:
         """Return the sizes of the cascade for frames of ``size``, finest first."""
-        sizes = compute_cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
+        sizes = list_quartered_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
         return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
 
     def _choose_and_set_lookup_backend(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
         """Return the network with its lookup's backend set to the one for this size."""
-        backend = LOOKUPS.choose(self._requested, _build_lookup_request(network.config, size))
+        backend = LOOKUPS.choose(self._requested, _build_float32_lookup_request(network.config, size))
         if backend != self._used:
             logger.debug(
                 "%s at %dx%d on %s: lookup %s, float32", self.method, size.width, size.height, size.device, backend
@@ -458,11 +460,13 @@ class NetworkEstimator(LoadingEstimator):
             dtype = str(self._fast.dtype).removeprefix("torch.")
             logger.debug("%s on %s: precision %s, %s", self.method, size.device, self._precision, dtype)
         self._fast.sizes = (
-            max(cached_size_count, _MIN_SIZES) if size.batch * size.pixels <= _SMALL_PIXELS else cached_size_count
+            max(cached_size_count, _MIN_SIZES)
+            if size.batch * size.pixels_per_frame <= _SMALL_PIXELS
+            else cached_size_count
         )
         return self._fast.get_or_prepare_size(size.height, size.width, size.batch)
 
-    def _load_on_device_if_needed(
+    def _get_or_load_network(
         self, device: torch.device, download_progress: DownloadProgress | None = None
     ) -> FlowNetwork:
         """Return the network with its weights, on ``device``."""
@@ -486,7 +490,7 @@ class NetworkEstimator(LoadingEstimator):
         return self._network
 
 
-def disable_tf32_convolutions(device: torch.device) -> AbstractContextManager[None]:
+def create_context_without_tf32_convolutions(device: torch.device) -> AbstractContextManager[None]:
     """Return a context in which cuDNN multiplies float32 as float32; PyTorch's default is TF32, with 10 bits.
 
     The switch is process-wide: it holds for every thread until the last one has left, and is then restored.
@@ -494,7 +498,7 @@ def disable_tf32_convolutions(device: torch.device) -> AbstractContextManager[No
     return _FLOAT32 if device.type == "cuda" else nullcontext()
 
 
-def _disable_tf32_and_get_restore() -> Callable[[], None]:
+def _disable_tf32_and_return_restore() -> Callable[[], None]:
     """Switch TF32 off, and return a function that restores it."""
     cudnn: Any = torch.backends.cudnn
     try:
@@ -505,7 +509,7 @@ def _disable_tf32_and_get_restore() -> Callable[[], None]:
     return lambda: setattr(owner, name, before)
 
 
-_FLOAT32 = SharedSwitch(_disable_tf32_and_get_restore)
+_FLOAT32 = SharedSwitch(_disable_tf32_and_return_restore)
 
 
 class _ProgressReporter:
@@ -525,10 +529,10 @@ class _ProgressReporter:
         progress, completed, where = self._progress, self._completed, f"{size.width}x{size.height}"
         progress(completed / self._work, where)
 
-        end = completed + updates * size.pixels
+        end = completed + updates * size.pixels_per_frame
 
         def report_update(*_: object) -> None:  # the network may take more updates than were planned
-            self._completed = min(self._completed + size.pixels, end)
+            self._completed = min(self._completed + size.pixels_per_frame, end)
             progress(self._completed / self._work, where)
 
         hook = update_block.register_forward_hook(report_update)

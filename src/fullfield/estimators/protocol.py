@@ -41,7 +41,7 @@ class Estimator(Protocol):
 
     An estimator that computes both directions faster than two calls also has a method ``bidirectional`` with the same
     arguments, which returns a :class:`BidirectionalFlow`. One that has a still faster backward flow for refinements has
-    ``estimate_with_rough_backward``. One whose backend can be requested has ``requested_backend``.
+    ``estimate_with_rough_backward_or_none``. One whose backend can be requested has ``requested_backend``.
 
     One that keeps nothing of a call and computes a flow of any values has ``accepts_unchecked_frames``: on a GPU,
     :func:`estimate` reads its check of the frames' values after the flow. One that can leave a flow to the GPU without
@@ -95,7 +95,7 @@ def find_method_with_rough_backward(estimator: Estimator) -> Callable[..., FlowW
     The method returns None for settings that have no faster backward flow.
     """
     method: Callable[..., FlowWithRoughBackward | None] | None = getattr(
-        estimator, "estimate_with_rough_backward", None
+        estimator, "estimate_with_rough_backward_or_none", None
     )
     return method
 

@@ -201,7 +201,7 @@ class RefinedEstimator(WrappingEstimator):
         """Estimate both directions and time each step. ``initial_flow`` starts the forward flow.
 
         The backward flow serves the refinement and the reliability. A network computes it in less time than the forward
-        flow, at a lower quality (``estimate_with_rough_backward``). Without ``log_scale`` there may be none.
+        flow, at a lower quality (``estimate_with_rough_backward_or_none``). Without ``log_scale`` there may be none.
         """
         queued = self.estimate_both_and_queue_refinement(
             frame1, frame2, initial_flow=initial_flow, log_scale=log_scale, progress=progress
@@ -244,7 +244,7 @@ class RefinedEstimator(WrappingEstimator):
         if self.should_refine(frame1.device):
             if progress is not None:
                 progress(2 * _DIRECTION, "refinement")
-            queued = self._queue_refinement_including_still_areas(frame1, frame2, flow, backward)
+            queued = self._queue_refinement_without_zeroing_still_areas(frame1, frame2, flow, backward)
             still = find_still_areas(frame1, frame2) if guided is None else still
             if still is not None:
                 queued = queued._replace(flow=still.zero_still_flow(queued.flow))
@@ -255,12 +255,12 @@ class RefinedEstimator(WrappingEstimator):
 
     def refine(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
         """Refine a given flow; arguments as for :class:`fullfield.ops.tvl1.FlowRefiner`."""
-        queued = self._queue_refinement_including_still_areas(frame1, frame2, flow, backward)
+        queued = self._queue_refinement_without_zeroing_still_areas(frame1, frame2, flow, backward)
         still = find_still_areas(frame1, frame2)
         queued.wait_and_check()
         return queued.flow if still is None else still.zero_still_flow(queued.flow)
 
-    def _queue_refinement_including_still_areas(
+    def _queue_refinement_without_zeroing_still_areas(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None
     ) -> QueuedFlow:
         """Refine a given flow, also in areas that agree."""

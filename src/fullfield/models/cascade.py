@@ -49,7 +49,7 @@ class CascadableNetwork(Protocol):
         ...
 
 
-def compute_cascade_sizes(height: int, width: int, threshold: int = THRESHOLD) -> list[tuple[int, int]]:
+def list_quartered_sizes(height: int, width: int, threshold: int = THRESHOLD) -> list[tuple[int, int]]:
     """Return (height, width) of every level of a cascade, finest first.
 
     A quarter of a side is rounded to the nearest, halves up: 8192×3432, 2048×858, 512×215. Both fields still cover
@@ -87,7 +87,7 @@ class Cascade:
     """Network that starts from its own estimate at a quarter of the size, recursively.
 
     While the smaller side of the frames exceeds ``threshold``, they are reduced bilinearly to a quarter
-    (:func:`compute_cascade_sizes`). Their flow is the initial flow of the next finer level, in place of the network's.
+    (:func:`list_quartered_sizes`). Their flow is the initial flow of the next finer level, in place of the network's.
     The network pads every level itself.
 
     Args:
@@ -135,7 +135,7 @@ class Cascade:
         fine = self.updates if updates is None else updates
         coarse = fine if self.coarse_updates is None else self.coarse_updates
         height, width = frame1.shape[-2:]
-        pairs = resample_pair_to_sizes(frame1, frame2, compute_cascade_sizes(height, width, self.threshold))
+        pairs = resample_pair_to_sizes(frame1, frame2, list_quartered_sizes(height, width, self.threshold))
         flow = initial_flow
         for first, second in reversed(pairs[1:]):
             flow = self.network(first, second, updates=coarse, initial_flow=flow)
@@ -176,7 +176,7 @@ def select_more_confident_flow(own: FlowWithLogScale, enlarged: FlowWithLogScale
     return FlowWithLogScale(flow, torch.where(better, expected, own.log_scale))
 
 
-def average_consistent_flows(first: FlowWithLogScale, second: FlowWithLogScale) -> FlowWithLogScale:
+def average_flows_or_select_more_confident(first: FlowWithLogScale, second: FlowWithLogScale) -> FlowWithLogScale:
     """Return the mean of two estimates of the same flow, weighted by the inverse squares of their expected errors.
 
     Where they do not agree, it is the more confident one. The expected error is the smaller of both.
