@@ -135,7 +135,7 @@ def timing_device(name: str | None) -> torch.device:
     """Return the device that ``--device`` names, by default the GPU where there is one; InputError for others."""
     import torch
 
-    device = _check.check_device(name or ("cuda" if torch.cuda.is_available() else "cpu"), "--device")
+    device = _check.resolve_available_device(name or ("cuda" if torch.cuda.is_available() else "cpu"), "--device")
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device: times are taken on cpu and cuda, got {name}")
     return torch.empty(0, device=device).device

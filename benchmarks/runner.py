@@ -73,7 +73,7 @@ def _add_common_options(parser: argparse.ArgumentParser, bench: Bench) -> None:
         parser.add_argument(
             "--tables", "--markdown", metavar="FILE", help="also write tables, with published values (.md)"
         )
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +87,7 @@ def _run(bench: Bench, parser: argparse.ArgumentParser, args: argparse.Namespace
     inputs = bench.check(args)
     if args.output is not None:
         paths.get_checked_suffix(args.output, "results", (".json",))
-        paths.check_output_file_and_clean_folder(args.output, "results")
+        paths.check_output_file_and_remove_temporaries(args.output, "results")
         paths.check_outputs_are_distinct([("--output", args.output)], inputs)
     if getattr(args, "resume", False) and args.output is None:
         raise InputError("--resume: goes on with what --output FILE holds, and --output is absent")
@@ -135,11 +135,11 @@ def noting(args: argparse.Namespace) -> Note:
 
 def _check_shown(args: argparse.Namespace) -> None:
     if getattr(args, "plots", None) is not None:
-        paths.check_folder_and_remove_abandoned_files(Path(args.plots), "--plots")
+        paths.check_folder_writable_and_remove_temporaries(Path(args.plots), "--plots")
         import_module("matplotlib")  # now, not when everything has been measured
     if getattr(args, "tables", None) is not None:
         paths.get_checked_suffix(args.tables, "--tables", (".md",))
-        paths.check_output_file_and_clean_folder(args.tables, "--tables")
+        paths.check_output_file_and_remove_temporaries(args.tables, "--tables")
 
 
 def _show(bench: Bench, args: argparse.Namespace, results: Result) -> None:

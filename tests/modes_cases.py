@@ -393,7 +393,7 @@ def _() -> Any:
         rotation,
         poses.relative_translation_error(first, second),
         poses.rmse_by_information(first, second, information),
-        poses.compute_rmse_by_mean_outer_product(first, second, poses.compute_mean_outer_product(points)),
+        poses.compute_rmse_by_mean_outer_product(first, second, poses.compute_mean_homogeneous_outer_product(points)),
     ]
 
 

@@ -26,7 +26,9 @@ def surface() -> dict[str, list[str]]:
 
 SURFACE = surface()
 LAZY = [
-    m for m in SURFACE if "= create_lazy_attributes(" in (ROOT / m.replace(".", "/") / "__init__.py").read_text("utf-8")
+    m
+    for m in SURFACE
+    if "= create_lazy_all_getattr_and_dir(" in (ROOT / m.replace(".", "/") / "__init__.py").read_text("utf-8")
 ]
 
 

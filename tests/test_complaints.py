@@ -27,19 +27,19 @@ pytestmark = pytest.mark.unit
     ],
 )
 def test_suggest_nearest_returns_nearest_name(word: str, known: list[str], hint: str) -> None:
-    assert _check.suggest_nearest(word, known) == hint
-    assert _check.suggest_nearest(word, known, word) == hint.replace("?", f" instead of {word}?")
+    assert _check.format_did_you_mean_hint(word, known) == hint
+    assert _check.format_did_you_mean_hint(word, known, word) == hint.replace("?", f" instead of {word}?")
 
 
 def test_list_differences_names_nested_paths() -> None:
     before = {"seed": 1, "style": {"fog": 0.1, "blur": 0.3}, "gone": "x", "list": [1, 2]}
     now = {"seed": 2, "style": {"fog": 0.5, "blur": 0.3}, "new": {"a": 1}, "later": None, "list": [1, 2]}
-    assert _check.list_differences(before, now) == [
+    assert _check.describe_config_differences(before, now) == [
         "seed was 1, is 2",
         "style.fog was 0.1, is 0.5",
         "gone was 'x', is None",
         "new was None, is {'a': 1}",
     ]
-    assert _check.list_differences([1], {"seed": 2}, "training.") == ["training.seed was None, is 2"]
-    assert _check.list_differences({"a": None}, {"a": {"b": 1, "c": 2}}) == ["a was None, is {'b': 1, ...}"]
-    assert _check.list_differences(now, now) == []
+    assert _check.describe_config_differences([1], {"seed": 2}, "training.") == ["training.seed was None, is 2"]
+    assert _check.describe_config_differences({"a": None}, {"a": {"b": 1, "c": 2}}) == ["a was None, is {'b': 1, ...}"]
+    assert _check.describe_config_differences(now, now) == []

@@ -55,7 +55,7 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "registration_recall": ("rte", lambda: poses.registration_recall(rre=create_random(5), rte=create_meta(5))),
     "rmse": ("points", lambda: poses.registration_rmse(EYE, EYE, create_meta(5, 3))),
     "rotation": ("truth", lambda: poses.relative_rotation_error(EYE, create_meta(4, 4))),
-    "moment": ("points", lambda: poses.compute_mean_outer_product(create_meta(5, 3))),
+    "moment": ("points", lambda: poses.compute_mean_homogeneous_outer_product(create_meta(5, 3))),
     "by moment": (
         "mean_outer_product",
         lambda: poses.compute_rmse_by_mean_outer_product(EYE, EYE, create_meta(4, 4, dtype=torch.float64)),

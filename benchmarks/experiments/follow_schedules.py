@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.experiments import build_program_parser, follow_shots
 from benchmarks.stored import environment
-from fullfield._check import check_device
+from fullfield._check import resolve_available_device
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.ops.warping import warp_planes
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES))
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    device = check_device(args.device)
+    device = resolve_available_device(args.device)
     report: dict[str, Any] = {"what": "schedules of fullfield follow on the shots of follow_shots", **environment()}
     for seed in args.seeds:
         with get_context("spawn").Pool(args.workers) as pool:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.experiments import build_program_parser
 from benchmarks.stored import state_conditions
-from fullfield._check import check_device
+from fullfield._check import resolve_available_device
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.ops.warping import warp_planes
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--sizes", nargs="*", default=[], help="1920x1080 3840x2160: time and memory")
     args = parser.parse_args()
-    device = check_device(args.device)
+    device = resolve_available_device(args.device)
     report: dict[str, Any] = {
         "what": f"fullfield follow, method {METHOD}; chained: its flow from frame to frame, added up; visible "
         f"pixels, synthetic shots of {WIDTH}x{HEIGHT} and {FRAMES} frames",

@@ -65,7 +65,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--frames", metavar="NAME:FOLDER", help="data set of the sheets, for a row with frames and true flow"
     )
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
     return parser
 
 
@@ -133,7 +133,7 @@ def _folder(name: str) -> Path:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; --output takes the name of a folder")
     existing = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
-    paths.check_folder_and_remove_abandoned_files(existing, f"--output {folder}")
+    paths.check_folder_writable_and_remove_temporaries(existing, f"--output {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

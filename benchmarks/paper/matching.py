@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._check import InputError
-from fullfield._ledger.notes import check_entry_kinds, read_json_file
+from fullfield._ledger.notes import check_entry_kinds, read_json_object
 from fullfield.datasets.own import CHARGE_SHOTS
 from fullfield.evaluation.run import AUTOMATIC, CONFIG, FAILURE, RESULT
 from fullfield.models.weights import WEIGHTS
@@ -187,7 +187,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
         if not folder.is_dir():
             raise InputError(f"{folder}: expected a folder of runs, but it does not exist")
         for path in sorted(folder.rglob(CONFIG)):
-            config = read_json_file(path)
+            config = read_json_object(path)
             if not ("method" in config and isinstance(config.get("dataset"), dict) and "parameters" in config):
                 continue
             check_entry_kinds(path, config, method="text", parameters="object")
@@ -198,7 +198,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
                 raise InputError(f"{path}: expected a scale, got {config['parameters']['scale']!r}") from None
             home = path.parent
             result = _result(home / RESULT) if (home / RESULT).is_file() else None
-            failure = str(read_json_file(home / FAILURE).get("failure")) if (home / FAILURE).is_file() else None
+            failure = str(read_json_object(home / FAILURE).get("failure")) if (home / FAILURE).is_file() else None
             if result is not None or failure is not None:
                 outcome[home.resolve()] = StoredRun(home, config, result, None if result is not None else failure)
     return list(outcome.values())
@@ -206,7 +206,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
 
 def _result(path: Path) -> dict[str, Any]:
     """Return a result with everything that the tables read of it."""
-    result = read_json_file(path)
+    result = read_json_object(path)
     check_entry_kinds(path, result, averaging="text", runtime="object", peak_bytes="number or null", backends="list")
     check_entry_kinds(path, result["runtime"], **dict.fromkeys(("mean_s", "std_s", "median_s"), "number"))
     if result.get("scores") is not None:

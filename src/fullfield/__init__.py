@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import create_lazy_attributes
+from fullfield._lazy import create_lazy_all_getattr_and_dir
 
 __version__ = "0.2.0"
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fullfield.integrations.patching import patch as patch
     from fullfield.sequences.estimation import estimate_sequence as estimate_sequence
 
-__all__, __getattr__, __dir__ = create_lazy_attributes(
+__all__, __getattr__, __dir__ = create_lazy_all_getattr_and_dir(
     __name__,
     {
         "_check": "InputError SetupError",

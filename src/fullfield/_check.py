@@ -55,7 +55,7 @@ def require(condition: bool, name: str, expected: str, actual: object) -> None:
         )
 
 
-def check_path(value: object, name: str = "path") -> str:
+def convert_path_to_text(value: object, name: str = "path") -> str:
     """Return a path as text, as it was given; InputError for anything but a str or an ``os.PathLike`` of one."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
@@ -102,7 +102,7 @@ def _format_shape(shape: Sequence[int | str | None]) -> str:
     return "[" + ", ".join("*" if s is None else str(s) for s in shape) + "]"
 
 
-def check_device(value: Any, name: str = "device") -> torch.device:
+def resolve_available_device(value: Any, name: str = "device") -> torch.device:
     """Check that ``value`` names a device of this machine, and return it; SetupError if it does not."""
     import torch
 
@@ -163,7 +163,7 @@ def check_choice(value: object, name: str, options: Collection[object]) -> None:
     """Check that ``value`` is one of ``options``; the error for a name suggests the nearest one."""
     if value not in options:
         names = [str(option) for option in options]
-        text = f"{value!r}{suggest_nearest(value, names)}" if isinstance(value, str) else value
+        text = f"{value!r}{format_did_you_mean_hint(value, names)}" if isinstance(value, str) else value
         require(False, name, f"one of {', '.join(names)}", text)
 
 
@@ -171,7 +171,7 @@ _SIMILARITY = 0.7  # of 1: a slip is close enough, another word ("gpu" for "cpu"
 _SHORTEST_BEGINNING = 3
 
 
-def suggest_nearest(word: str, known_names: Sequence[str], mistaken_name: str = "") -> str:
+def format_did_you_mean_hint(word: str, known_names: Sequence[str], mistaken_name: str = "") -> str:
     """Return the end of a message about an unknown ``word``: ``; did you mean tvl1?``, or "" if no name is similar.
 
     Names that begin with ``word`` come first, then the most similar one; case does not count.
@@ -192,7 +192,7 @@ def suggest_nearest(word: str, known_names: Sequence[str], mistaken_name: str = 
     return f"; did you mean {' or '.join(names[name] for name in close)}{instead}?" if close else ""
 
 
-def list_differences(before: Any, now: Mapping[str, Any], prefix: str = "") -> list[str]:
+def describe_config_differences(before: Any, now: Mapping[str, Any], prefix: str = "") -> list[str]:
     """List the differences between two nested configurations, such as ``style.fog was 0.15, is 0.5``.
 
     A missing name counts as None, as does every name when ``before`` is not a mapping. Long values are shortened.
@@ -207,7 +207,7 @@ def list_differences(before: Any, now: Mapping[str, Any], prefix: str = "") -> l
     for name in before | dict(now):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            changes += list_differences(old, new, f"{prefix}{name}.")
+            changes += describe_config_differences(old, new, f"{prefix}{name}.")
         elif old != new:
             changes.append(f"{prefix}{name} was {short.repr(old)}, is {short.repr(new)}")
     return changes

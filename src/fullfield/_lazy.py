@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 
 
-def create_lazy_attributes(
+def create_lazy_all_getattr_and_dir(
     package: str, names_by_module: Mapping[str, str], *own_names: str
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
     """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package that also imports the names for type checkers.
@@ -22,9 +22,9 @@ def create_lazy_attributes(
 
     def load_name(name: str) -> object:
         if name not in home:
-            from fullfield._check import suggest_nearest
+            from fullfield._check import format_did_you_mean_hint
 
-            suggestion = "" if name.startswith("__") else suggest_nearest(name, public)
+            suggestion = "" if name.startswith("__") else format_did_you_mean_hint(name, public)
             raise AttributeError(f"module {package!r} has no attribute {name!r}{suggestion}")
         value = getattr(import_module(home[name]), name)
         setattr(sys.modules[package], name, value)

@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 _THREAD_NAME = "fullfield-read"
 
 
-def choose_reader_count() -> int:
+def choose_reader_thread_count() -> int:
     """Return the number of threads that read files; decoding releases the interpreter."""
     return max(2, min(16, (os.cpu_count() or 1) - 1))
 
@@ -83,7 +83,7 @@ class ReadAhead(Generic[Key, Item]):
         """Add keys of items that will be taken after those added before; a key that is waiting is not added twice."""
         waiting = {*self._queue, *self._pending}
         self._queue.extend(key for key in dict.fromkeys(keys) if key not in waiting)
-        self._submit_pending()
+        self._submit_queued_reads_up_to_limit()
 
     def wait_and_take_item(self, key: Key) -> Item:
         """Return an item once it is read, and start to read the following ones. Errors of ``read`` are raised here."""
@@ -91,10 +91,10 @@ class ReadAhead(Generic[Key, Item]):
             self._submit_read(self._queue.popleft())
         if key not in self._pending:
             self._submit_read(key)
-        self._submit_pending()
+        self._submit_queued_reads_up_to_limit()
         item = self._pending.pop(key).result()
         self._largest_bytes = max(self._largest_bytes, self._size_bytes(item))
-        self._submit_pending()
+        self._submit_queued_reads_up_to_limit()
         return item
 
     def get_item_if_read(self, key: Key) -> Item | None:
@@ -107,16 +107,16 @@ class ReadAhead(Generic[Key, Item]):
         self._queue = deque(key for key in self._queue if not is_unneeded(key))
         for key in [key for key in self._pending if is_unneeded(key)]:
             self._pending.pop(key).cancel()
-        self._submit_pending()
+        self._submit_queued_reads_up_to_limit()
 
-    def _compute_max_pending(self) -> int:
+    def _compute_max_pending_reads(self) -> int:
         """Return how many reads may be pending."""
         if self._largest_bytes == 0:
             return self._min_items
         return max(self._min_items, min(self._max_items, self._max_bytes // self._largest_bytes))
 
-    def _submit_pending(self) -> None:
-        while self._queue and len(self._pending) < self._compute_max_pending():
+    def _submit_queued_reads_up_to_limit(self) -> None:
+        while self._queue and len(self._pending) < self._compute_max_pending_reads():
             self._submit_read(self._queue.popleft())
 
     def _submit_read(self, key: Key) -> None:

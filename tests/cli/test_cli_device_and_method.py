@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fullfield.cli.evaluate import _choose_device_per_process
+from fullfield.cli.evaluate import _set_and_return_local_rank_device
 from fullfield.io import read_flow, write_image
 from fullfield.ops import devices
 from fullfield.testing import sample_textured_scene
@@ -63,17 +63,21 @@ def test_flow_device_defaults_to_auto(cli: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_evaluate_processes_use_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _choose_device_per_process("auto", "cuda:0") == "cuda:0"
+    assert _set_and_return_local_rank_device("auto", "cuda:0") == "cuda:0"
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr("fullfield._check.check_device", torch.device)
+    monkeypatch.setattr("fullfield._check.resolve_available_device", torch.device)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    assert _choose_device_per_process("auto", "cuda:0") == _choose_device_per_process("cuda", "cuda") == "cuda:1"
-    assert _choose_device_per_process("cuda:0", "cuda:0") == "cuda:0"
-    assert _choose_device_per_process("auto", "cpu") == "cpu"
+    assert (
+        _set_and_return_local_rank_device("auto", "cuda:0")
+        == _set_and_return_local_rank_device("cuda", "cuda")
+        == "cuda:1"
+    )
+    assert _set_and_return_local_rank_device("cuda:0", "cuda:0") == "cuda:0"
+    assert _set_and_return_local_rank_device("auto", "cpu") == "cpu"
 
 
 def test_train_processes_use_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield._check.check_device", torch.device)
+    monkeypatch.setattr("fullfield._check.resolve_available_device", torch.device)
     monkeypatch.setattr(ranks, "resolve_device", lambda _: torch.device("cuda:0"))
     assert ranks.choose_rank_device("auto") == ranks.choose_rank_device("cuda") == torch.device("cuda:0")
     monkeypatch.setenv("LOCAL_RANK", "3")

@@ -75,7 +75,7 @@ def test_live_interrupted_before_first_picture_keeps_old_file(
     def show(*_: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(live._PictureOutputs, "show_unless_closed", show)
+    monkeypatch.setattr(live._PictureOutputs, "draw_to_outputs_and_return_is_open", show)
     report = cli("live", film, "--rate", "max", *QUICK, "--viz", "old.mp4", "--json").json
     assert report["interrupted"]
     assert report["picture"]["path"] is None
@@ -91,7 +91,7 @@ def test_live_keeps_recording_after_interrupt(
     cli: Any, film: str, scene: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
 ) -> None:
     (scene / "old.mp4").write_bytes(b"an old film")
-    real, shown = live._PictureOutputs.show_unless_closed, list[Any]()
+    real, shown = live._PictureOutputs.draw_to_outputs_and_return_is_open, list[Any]()
 
     def show(self: Any, done: Any) -> bool:
         if len(shown) == 3:
@@ -99,7 +99,7 @@ def test_live_keeps_recording_after_interrupt(
         shown.append(done)
         return real(self, done)
 
-    monkeypatch.setattr(live._PictureOutputs, "show_unless_closed", show)
+    monkeypatch.setattr(live._PictureOutputs, "draw_to_outputs_and_return_is_open", show)
     ran = cli("live", film, "--rate", "max", *QUICK, "--viz", "old.mp4", "--max-motion", "5")
     assert ran.code == (2 if isinstance(stop, InputError) else 0)
     assert len(list(open_video("old.mp4"))) == 3
@@ -167,7 +167,7 @@ def test_live_interrupted_camera_prints_report(cli: Any, monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         return True
 
-    monkeypatch.setattr(live._PictureOutputs, "show_unless_closed", show)
+    monkeypatch.setattr(live._PictureOutputs, "draw_to_outputs_and_return_is_open", show)
     report = cli("live", "camera:0", *QUICK, "--json").json
     assert report["interrupted"]
     assert report["flows"] >= 3

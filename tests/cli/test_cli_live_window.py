@@ -54,18 +54,18 @@ def test_live_preview_shows_bgr_until_key(cv2: Cv2) -> None:
     window = Window("flow")
     picture = torch.zeros(3, 2, 5, dtype=torch.uint8)
     picture[0] = 200
-    assert window.show_unless_closed(picture)
+    assert window.show_and_return_is_open(picture)
     assert cv2.shown[0].shape == (2, 5, 3)
     assert cv2.shown[0][0, 0].tolist() == [0, 0, 200]
     for key in (ord("q"), 27):
         cv2.key = key
-        assert not window.show_unless_closed(picture)
+        assert not window.show_and_return_is_open(picture)
 
 
 def test_live_preview_closed_by_user_stays_closed(cv2: Cv2) -> None:
     window = Window("flow")
     cv2.visible = 0.0
-    assert not window.show_unless_closed(torch.zeros(3, 2, 5, dtype=torch.uint8))
+    assert not window.show_and_return_is_open(torch.zeros(3, 2, 5, dtype=torch.uint8))
     assert not cv2.shown
     window.close()
 

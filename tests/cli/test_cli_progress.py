@@ -36,7 +36,7 @@ def _run(
     stream = Stream(live)
     monkeypatch.setattr("sys.stderr", stream)
     with ProgressBar("flow", quiet=quiet) as progress:
-        part = progress.build_span_callback(0.0, 1.0)
+        part = progress.start_span_and_build_callback(0.0, 1.0)
         for step in range(101):
             part(step / 100, "level 1")
             clock[0] += seconds / 100
@@ -77,7 +77,7 @@ def test_progress_bar_build_span_maps_to_part(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr("sys.stderr", stream)
     progress = ProgressBar("flow")
     clock[0] += 10
-    second = progress.build_span_callback(0.5, 1.0)
+    second = progress.start_span_and_build_callback(0.5, 1.0)
     clock[0] += 10
     second(0.5, "level 2")
     assert stream.getvalue() == "fullfield: flow  75%  20.0 s, 10.0 s left  level 2\n"

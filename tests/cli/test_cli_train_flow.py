@@ -45,7 +45,7 @@ def pairs(scene: Path) -> Path:
 
 def test_train_flow_default_pairs_mix_styles() -> None:
     given = build_parser().parse_args(["train", "flow", "-o", "run", "--network", "raft-small"]).data
-    parts = [train_flow._parse_data_name_folder_and_weight(text, "--data", weighted=True) for text in given]
+    parts = [train_flow._parse_data_name_folder_and_weight(text, "--data", can_have_weight=True) for text in given]
     shares = {train_flow._get_scene_style(name, "--data"): weight for name, _, weight in parts}
     assert shares == {SceneStyle.from_preset(name): share for name, share in MIXTURE.items()}
 

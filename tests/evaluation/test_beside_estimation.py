@@ -24,13 +24,13 @@ from fullfield.metrics import FlowMetrics
 
 def test_evaluate_read_ahead_reads_shared_frame_once(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
-    once = type(pairs).read_masked_frame
+    once = type(pairs).read_frame_and_valid_mask
 
     def counted(self: FlowDataset, path: Path) -> tuple[Tensor, Tensor | None]:
         read.append(path)
         return once(self, path)
 
-    monkeypatch.setattr(type(pairs), "read_masked_frame", counted)
+    monkeypatch.setattr(type(pairs), "read_frame_and_valid_mask", counted)
     loaded = list(iterate_pairs_ahead(pairs, range(len(pairs))))
     assert [pair.index for pair in loaded] == list(range(5))
     assert len(read) == len(set(read)) == 7
@@ -51,7 +51,7 @@ def test_evaluate_read_ahead_reads_two_pairs_before_size_known(
         return once(self, index)
 
     monkeypatch.setattr(type(pairs), "read_truth", counted)
-    monkeypatch.setattr(loading, "choose_reader_count", lambda: 8)
+    monkeypatch.setattr(loading, "choose_reader_thread_count", lambda: 8)
     monkeypatch.setattr(loading, "_MAX_BYTES", 1)
     ahead = iterate_pairs_ahead(pairs, range(len(pairs)))
     next(ahead)
@@ -69,7 +69,7 @@ def test_read_pairs_ahead_stops_when_closed(pairs: FlowDataset, monkeypatch: pyt
         return once(self, index)
 
     monkeypatch.setattr(type(pairs), "read_truth", slowly)
-    monkeypatch.setattr(loading, "choose_reader_count", lambda: 1)
+    monkeypatch.setattr(loading, "choose_reader_thread_count", lambda: 1)
     before = set(threading.enumerate())
     ahead = iterate_pairs_ahead(pairs, range(len(pairs)))
     next(ahead)
@@ -148,7 +148,7 @@ def test_evaluate_with_overlapped_scoring_equals_sequential(
 
 def test_evaluate_alone_overlaps_no_work(pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     busy: list[object] = []
-    store, once = PredictionRun.save_prediction_unless_complete, type(pairs).read_masked_frame
+    store, once = PredictionRun.save_prediction_unless_complete, type(pairs).read_frame_and_valid_mask
 
     def slowly(self: PredictionRun, name: str, *more: Any) -> None:
         busy.append(name)
@@ -169,7 +169,7 @@ def test_evaluate_alone_overlaps_no_work(pairs: FlowDataset, tmp_path: Path, mon
             return super().__call__(*frames, **more)
 
     monkeypatch.setattr(PredictionRun, "save_prediction_unless_complete", slowly)
-    monkeypatch.setattr(type(pairs), "read_masked_frame", read_slowly)
+    monkeypatch.setattr(type(pairs), "read_frame_and_valid_mask", read_slowly)
     monkeypatch.setattr(finishing, "can_score_on_other_threads", lambda _: True)
     assert evaluate(Looking(), pairs, tmp_path / "run", EvaluationSettings(sequential=True))["runtime"]["sequential"]
 

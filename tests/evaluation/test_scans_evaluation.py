@@ -238,7 +238,7 @@ def test_evaluate_scans_learned_registrar_is_own_method(pairs: Listed, tmp_path:
 
 def test_pointcnnpp_protocol_lists_published_methods_and_limits(tmp_path: Path) -> None:
     """RANSAC alone and the whole pipeline, 5000 to 250 matches, 50,000 trials; its limits for rooms and for KITTI."""
-    methods = POINTCNNPP.build_registrars(voxel=0.1)
+    methods = POINTCNNPP.build_ransac_and_full_registrars(voxel=0.1)
     names = [f"{stages}samples-{count}" for count in (5000, 2500, 1000, 500, 250) for stages in ("ransac-", "")]
     assert [method.run_name for method in methods] == names
     assert {method.parameters["iterations"] for method in methods} == {50_000}

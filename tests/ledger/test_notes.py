@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fullfield._ledger.notes import read_json_file, write_json_file_atomically, write_json_file_if_absent
+from fullfield._ledger.notes import read_json_object, write_json_file_atomically, write_json_file_if_absent
 from fullfield._ledger.records import Journal, Records
 from fullfield._ledger.settings import SettingsFile
 from fullfield.io.files import write_atomically
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.unit
 def test_read_notes_refuses_file_without_object(text: str, tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     path.write_text(text, "latin-1")
-    refuses(r"settings\.json: ", read_json_file, path)
+    refuses(r"settings\.json: ", read_json_object, path)
 
 
 def test_read_notes_returns_none_for_nonfinite_numbers(tmp_path: Path) -> None:
     path = tmp_path / "notes.json"
     path.write_text('{"a": 1e999, "b": NaN, "c": [-Infinity, 1.5]}')
-    assert read_json_file(path) == {"a": None, "b": None, "c": [None, 1.5]}
+    assert read_json_object(path) == {"a": None, "b": None, "c": [None, 1.5]}
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
 def test_read_notes_and_records_refuse_pipes(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "settings.json")
-    refuses("expected a regular file", read_json_file, tmp_path / "settings.json")
+    refuses("expected a regular file", read_json_object, tmp_path / "settings.json")
     os.mkfifo(tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").mkdir()
     assert Records(tmp_path).find_records_of_current_file("x.exr") == []
@@ -56,7 +56,7 @@ def test_read_notes_and_records_refuse_pipes(tmp_path: Path) -> None:
 def test_records_ignore_damaged_lines(changes: dict[str, Any], tmp_path: Path) -> None:
     frame, notes = tmp_path / "frame.exr", tmp_path / "notes"
     with (
-        Journal(notes, "run").record_file_when_written(str(frame), {"settings": "a"}),
+        Journal(notes, "run").record_file_on_atomic_write(str(frame), {"settings": "a"}),
         write_atomically(frame) as temporary,
     ):
         temporary.write_bytes(b"frame")
@@ -77,7 +77,9 @@ def test_records_ignore_lines_with_invalid_sizes(number: str, tmp_path: Path) ->
 
 
 def settle(file: SettingsFile, content: dict[str, Any], results: list[str], **options: Any) -> dict[str, Any] | None:
-    return file.write_or_check(content, has_results=lambda: bool(results), advice="use another folder", **options)
+    return file.write_or_check_and_return_previous(
+        content, has_results=lambda: bool(results), advice="use another folder", **options
+    )
 
 
 def test_settings_file_refuses_change_while_results_exist(tmp_path: Path) -> None:
@@ -114,9 +116,9 @@ def test_write_notes_if_absent_keeps_first_settings(tmp_path: Path) -> None:
     path = folder / "settings.json"
     written = [write_json_file_if_absent(path, {"number": number}) for number in range(3)]
     assert written == [True, False, False]
-    assert read_json_file(path) == {"number": 0}
+    assert read_json_object(path) == {"number": 0}
     write_json_file_atomically(path, {"number": float("inf")})
-    assert read_json_file(path) == {"number": None}
+    assert read_json_object(path) == {"number": None}
     assert [entry.name for entry in folder.iterdir()] == ["settings.json"]
 
 
@@ -127,5 +129,5 @@ def test_write_notes_if_absent_works_without_links(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "link", refuse)
     path = tmp_path / "settings.json"
     assert [write_json_file_if_absent(path, {"number": number}) for number in range(2)] == [True, False]
-    assert read_json_file(path) == {"number": 0}
+    assert read_json_object(path) == {"number": 0}
     assert [entry.name for entry in tmp_path.iterdir()] == ["settings.json"]

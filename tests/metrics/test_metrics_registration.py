@@ -17,7 +17,7 @@ from fullfield.metrics import (
     relative_translation_error,
     rmse_by_information,
 )
-from fullfield.metrics.registration import compute_mean_outer_product, compute_rmse_by_mean_outer_product
+from fullfield.metrics.registration import compute_mean_homogeneous_outer_product, compute_rmse_by_mean_outer_product
 from refusals import refuses
 
 pytestmark = pytest.mark.unit
@@ -53,11 +53,13 @@ def test_rmse_by_moment_equals_rmse_over_points() -> None:
     points = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     pred, truth = turn(20, (1, 2, 3)), turn(12, (1, 2, 2.5))
     expected = float(registration_rmse(pred, truth, points))
-    assert float(compute_rmse_by_mean_outer_product(pred, truth, compute_mean_outer_product(points))) == pytest.approx(
-        expected
+    assert float(
+        compute_rmse_by_mean_outer_product(pred, truth, compute_mean_homogeneous_outer_product(points))
+    ) == pytest.approx(expected)
+    assert float(compute_rmse_by_mean_outer_product(truth, truth, compute_mean_homogeneous_outer_product(points))) == 0
+    assert math.isnan(
+        compute_rmse_by_mean_outer_product(pred, truth, compute_mean_homogeneous_outer_product(points[:0]))
     )
-    assert float(compute_rmse_by_mean_outer_product(truth, truth, compute_mean_outer_product(points))) == 0
-    assert math.isnan(compute_rmse_by_mean_outer_product(pred, truth, compute_mean_outer_product(points[:0])))
 
 
 def information(points: Tensor) -> Tensor:

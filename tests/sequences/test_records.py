@@ -387,12 +387,12 @@ def test_records_keep_notes_of_older_version(tmp_path: Path) -> None:
     frame, notes = tmp_path / "a.flo", tmp_path / "notes"
     ended = f"{files._hash_host_and_pid_namespace()}-9999999999-00000000"
     for name, content in (("pairs", "old"), (ended, "newer")):
-        with Journal(notes, name).record_file_when_written(str(frame), {}), write_atomically(frame) as temporary:
+        with Journal(notes, name).record_file_on_atomic_write(str(frame), {}), write_atomically(frame) as temporary:
             temporary.write_text(content)
         if name == "pairs":
             shutil.copy2(frame, tmp_path / "copy.flo")
     (tmp_path / "copy.flo").replace(frame)
-    Records(notes).delete_superseded_notes_files()
+    Records(notes).delete_superseded_notes_from_ended_processes()
     assert (notes / f"{ended}.jsonl").exists()
 
 

@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1 << 20,
         help="number from which only animated meshes are added",
     )
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
 
 
 def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, add the meshes and report."""
-    paths.check_output_file_and_clean_folder(args.output, "--output")
+    paths.check_output_file_and_remove_temporaries(args.output, "--output")
     paths.get_checked_suffix(args.output, "--output", (".zip",))
     paths.check_input_file(args.pack, "--pack")
     paths.check_input_file(args.statement, "--statement")

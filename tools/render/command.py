@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     blender.add_argument("--blender", metavar="FILE", help="path or name of Blender [blender]")
     blender.add_argument("--python", metavar="FILE", help="Python of an environment with bpy, instead of --blender")
     blender.add_argument("--gpu", action="store_true", help="render on the GPU of Blender's preferences")
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -79,7 +79,7 @@ def run_command(args: argparse.Namespace) -> int:
     if last <= first:
         raise InputError(f"--frames: expected a first before a last, got {first} {last}")
     target = Path(args.output)
-    paths.check_creatable_folder_and_clean(args.output, "--output")
+    paths.check_folder_creatable_and_remove_temporaries(args.output, "--output")
 
     from tools.render import Blender, Shot, render_shot
     from tools.render.launch import FAST_SAMPLES

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullfield._check import InputError, list_differences
+from fullfield._check import InputError, describe_config_differences
 from tools.render.truth import average_colors, collect_truth
 
 _SCRIPT = Path(__file__).parent / "blender" / "render.py"
@@ -161,7 +161,7 @@ def _refuse_other_settings(shot: Shot, folder: Path) -> None:
         stored = {name: before.get(name) for name in now}  # the file has more
     except (ValueError, AttributeError) as error:
         raise InputError(f"{noted}: expected the settings of the frames ({error})") from None
-    if changed := list_differences(stored, now):
+    if changed := describe_config_differences(stored, now):
         raise InputError(f"{folder} was rendered with other settings ({'; '.join(changed)})")
 
 

@@ -40,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most-silhouettes", type=argtypes.parse_positive_integer, default=3000, help="largest number of silhouettes"
     )
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
 
 
 def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, build the pack and report; or print a licence list."""
     if args.list is not None:
         return _list(args)
-    paths.check_output_file_and_clean_folder(args.output, "--output")
+    paths.check_output_file_and_remove_temporaries(args.output, "--output")
     paths.get_checked_suffix(args.output, "--output", (".zip",))
     folders = (("--pictures", args.pictures), ("--cutouts", args.cutouts))
     for option, folder in folders:
@@ -55,7 +55,7 @@ def run_command(args: argparse.Namespace) -> int:
             found = "a file" if Path(folder).exists() else "nothing of that name"
             raise InputError(f"{option} {folder}: expected a folder, got {found}")
     if args.archives is not None:
-        paths.check_creatable_folder_and_clean(args.archives, "--archives")
+        paths.check_folder_creatable_and_remove_temporaries(args.archives, "--archives")
     if args.no_packages and args.pictures is None and args.cutouts is None:
         raise InputError("--no-packages: no pictures left; name a folder with --pictures or --cutouts")
 

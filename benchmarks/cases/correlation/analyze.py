@@ -58,7 +58,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "[those in the file, as they are]",
     )
     lookups.add_argument("--plot", metavar="OUT.png", help="draw the matrix and the shares of the first file")
-    report.add_report_options(lookups, progress=True)
+    report.add_report_options(lookups, has_quiet_option=True)
     return lookups
 
 

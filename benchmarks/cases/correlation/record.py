@@ -95,7 +95,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "--updates", type=parse_positive_integer, metavar="N", help="of the flow [the network's own number]"
     )
     record.add_argument("--device", default="cpu", metavar="NAME", help="where to compute [%(default)s]")
-    report.add_report_options(record, progress=False)
+    report.add_report_options(record, has_quiet_option=False)
     return record
 
 

@@ -42,7 +42,7 @@ def _check(args: argparse.Namespace) -> Sequence[str | None]:
     for path in args.flows:
         paths.check_input_file(path, "--flows")
     if args.folder is not None:
-        paths.check_folder_and_remove_abandoned_files(Path(args.folder), "--folder")
+        paths.check_folder_writable_and_remove_temporaries(Path(args.folder), "--folder")
     return list(args.flows)
 
 

@@ -62,7 +62,7 @@ def _check(args: argparse.Namespace) -> list[str]:
     if args.frames < 3:
         raise InputError(f"--frames: expected 3 or more, got {args.frames}")
     if args.folder is not None:
-        paths.check_folder_and_remove_abandoned_files(Path(args.folder), "--folder")
+        paths.check_folder_writable_and_remove_temporaries(Path(args.folder), "--folder")
     return []
 
 

@@ -15,7 +15,7 @@ from fullfield.io.files import join_to_one_line, require_nonempty_file, write_at
 _LARGEST = 1e300
 
 
-def read_json_file(path: Path, description: str = "a JSON object") -> dict[str, Any]:
+def read_json_object(path: Path, description: str = "a JSON object") -> dict[str, Any]:
     """Return the object in a JSON file, with None for numbers that are not finite.
 
     Raises:
@@ -47,7 +47,7 @@ def write_json_file_if_absent(path: Path, content: Mapping[str, Any]) -> bool:
     try:
         with write_atomically(path) as temporary:
             temporary.write_text(_format_json(content), "utf-8")
-            _link_unless_exists(temporary, path)
+            _link_if_supported_or_raise_if_exists(temporary, path)
     except _PathExistsError:
         return False
     return True
@@ -57,7 +57,7 @@ class _PathExistsError(Exception):
     """The file exists."""
 
 
-def _link_unless_exists(temporary: Path, path: Path) -> None:
+def _link_if_supported_or_raise_if_exists(temporary: Path, path: Path) -> None:
     """Give a file its name unless the name is taken, where the file system has links.
 
     The replacement that follows then changes nothing, because both names are the same file.

@@ -72,10 +72,10 @@ class Records:
         exact = [record for record in records if record.file.stamp == stamp]
         if exact or stamp is None or not any(record.file.stamp[0] == stamp[0] for record in records):
             return exact
-        checksum = self.checksums.get_or_compute_checksum(path)
+        checksum = self.checksums.get_or_compute_checksum_if_readable(path)
         return [record for record in records if record.file.checksum == checksum]
 
-    def delete_superseded_notes_files(self) -> None:
+    def delete_superseded_notes_from_ended_processes(self) -> None:
         """Delete the notes files of ended processes of this machine whose frames have all been written again.
 
         Frames that are absent, unreadable or without a record of their own keep the notes: they may only be moved away.
@@ -110,7 +110,7 @@ class Journal:
         self._inputs = ChecksumCache()
 
     @contextmanager
-    def record_file_when_written(
+    def record_file_on_atomic_write(
         self, path: str, provenance: Mapping[str, Any], st_map_checksum: str | None = None
     ) -> Iterator[None]:
         """Append a record of the file ``path`` when it is written inside, just before it takes its name."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fullfield._check import InputError, list_differences
+from fullfield._check import InputError, describe_config_differences
 from fullfield._ledger.notes import (
     check_entry_kinds,
-    read_json_file,
+    read_json_object,
     round_trip_through_json,
     write_json_file_atomically,
     write_json_file_if_absent,
@@ -47,7 +47,7 @@ class SettingsFile:
     def read_if_exists(self) -> dict[str, Any] | None:
         """Return the stored content; None where there is no file. InputError for anything else than an object."""
         try:
-            stored = read_json_file(self.path, self.description)
+            stored = read_json_object(self.path, self.description)
         except FileNotFoundError:
             return None
         check_entry_kinds(self.path, stored, **self.entries)
@@ -66,9 +66,11 @@ class SettingsFile:
         skipped = {"parameters"} if before.get("method") != now.get("method") else set[str]()
         names = [name for name in dict.fromkeys((*before, *now)) if name not in skipped]
         names.sort(key=lambda name: name != "method")
-        return list_differences({name: before.get(name) for name in names}, {name: now.get(name) for name in names})
+        return describe_config_differences(
+            {name: before.get(name) for name in names}, {name: now.get(name) for name in names}
+        )
 
-    def write_or_check(
+    def write_or_check_and_return_previous(
         self,
         content: Mapping[str, Any],
         *,

@@ -80,7 +80,7 @@ class ChecksumCache:
         new, self._new = self._new, []
         return new
 
-    def get_or_compute_checksum(self, path: str | None) -> str | None:
+    def get_or_compute_checksum_if_readable(self, path: str | None) -> str | None:
         """Return the checksum of a file; None where there is none that can be read."""
         stamp = None if path is None else read_stamp_if_exists(path)
         if path is None or stamp is None:

@@ -16,7 +16,7 @@ from fullfield.cli.options import (
     add_compression_options,
     add_vector_encoding_options,
     build_flow_read_options,
-    get_checked_packing_arguments,
+    get_checked_compression_arguments,
     get_vector_encoding_arguments,
 )
 from fullfield.cli.report import rename_arguments_in_errors
@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Convert one flow, or those of a shot, and report."""
-    pairs = _check_arguments_clean_folder_and_pair_files(args)
-    packing = get_checked_packing_arguments(args)
+    pairs = _check_options_and_pair_input_output_files(args)
+    packing = get_checked_compression_arguments(args)
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
     converted = [_convert_print_losses_and_summarize(args, source, output, packing) for source, output in pairs]
@@ -84,7 +84,7 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_arguments_clean_folder_and_pair_files(args: argparse.Namespace) -> list[tuple[str, str]]:
+def _check_options_and_pair_input_output_files(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Return the files to read, each with the file to write."""
     name, suffixes = ("OUT of --st-map", (".exr",)) if args.st_map else ("OUT", FLOW_WRITE_SUFFIXES)
     if not has_number_field(args.input):
@@ -97,7 +97,7 @@ def _check_arguments_clean_folder_and_pair_files(args: argparse.Namespace) -> li
     numbers = [number for number in choose_frame_numbers(frame_files, args.frames) if number in frame_files.files]
     sources = {number: frame_files.path(number) for number in numbers}
     paths.get_checked_suffix(sources[numbers[0]], "IN", FLOW_SUFFIXES)
-    pattern = paths.parse_creatable_pattern_and_clean_folder(args.output, name, suffixes[0])
+    pattern = paths.parse_pattern_and_remove_temporaries(args.output, name, suffixes[0])
     paths.get_checked_suffix(args.output, name, suffixes)
     outputs = {number: pattern.format_path(number) for number in numbers}
     taken = {Path(path).resolve() for path in sources.values()}

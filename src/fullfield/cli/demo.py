@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="DIR", default="fullfield-demo", help="folder for the files")
     parser.add_argument("--size", type=argtypes.parse_wxh_as_height_width, default="640x360", help="size of the frames")
     parser.add_argument("--seed", type=argtypes.parse_integer, default=0, help="seed of the scene")
-    methods.add_method_options(parser)
-    report.add_report_options(parser, progress=True)
+    methods.add_method_option_group(parser)
+    report.add_report_options(parser, has_quiet_option=True)
     methods.add_parameter_options(parser)
 
 
@@ -44,7 +44,7 @@ def _refuse_partial_earlier_demo(folder: Path) -> None:
 
 
 @contextmanager
-def _write_all_or_nothing(folder: Path) -> Iterator[Path]:
+def _stage_files_and_move_on_success(folder: Path) -> Iterator[Path]:
     """Yield a hidden folder inside ``folder``, and move its files there together when the block succeeds."""
     fresh = not folder.exists()
     folder.mkdir(exist_ok=True)
@@ -71,16 +71,16 @@ def run_command(args: argparse.Namespace) -> int:
     choice = methods.choose_method(args)
     folder = Path(args.output)
     if folder.exists():
-        paths.check_folder_and_remove_abandoned_files(folder, "--output")
+        paths.check_folder_writable_and_remove_temporaries(folder, "--output")
         _refuse_partial_earlier_demo(folder)
     else:
-        paths.check_folder_and_remove_abandoned_files(folder.parent, f"--output {folder}")
+        paths.check_folder_writable_and_remove_temporaries(folder.parent, f"--output {folder}")
 
     from fullfield.metrics import FlowMetrics
     from fullfield.testing import sample_textured_scene
 
     height, width = args.size
-    methods.limit_cpu_threads(args.threads)
+    methods.limit_cpu_threads_unless_none(args.threads)
     words = {**methods.map_arguments_to_options(args.method), "height": "--size", "width": "--size", "seed": "--seed"}
     with ProgressBar("demo", quiet=args.quiet) as progress, rename_arguments_in_errors(**words):
         progress(0.0, "generating the scene")
@@ -88,10 +88,12 @@ def run_command(args: argparse.Namespace) -> int:
         frame1, frame2 = _round_to_8_bits(textured.frame1), _round_to_8_bits(textured.frame2)
         watch.add_lap("scene")
 
-        choice.load_weights_and_kernels((height, width), progress.build_span_callback(0.1, 0.2), quiet=args.quiet)
+        choice.load_weights_and_kernels(
+            (height, width), progress.start_span_and_build_callback(0.1, 0.2), quiet=args.quiet
+        )
         watch.add_lap("compile")
 
-        flow = choice.estimate(frame1, frame2, progress=progress.build_span_callback(0.2, 0.8))
+        flow = choice.estimate(frame1, frame2, progress=progress.start_span_and_build_callback(0.2, 0.8))
         watch.add_lap("estimate")
 
         progress(0.8, "scoring and drawing")
@@ -101,8 +103,8 @@ def run_command(args: argparse.Namespace) -> int:
         visualization = flow_visualization.FlowVisualization(
             flow.flow, flow.valid, frame1, frame2, textured.flow, textured.valid
         )
-        drawn = {kind: visualization.draw_kind(kind) for kind in ("flow", "error", "sheet")}
-        with _write_all_or_nothing(folder) as hidden:
+        drawn = {kind: visualization.draw_picture(kind) for kind in ("flow", "error", "sheet")}
+        with _stage_files_and_move_on_success(folder) as hidden:
             io.write_flow(hidden / "truth.flo", textured.flow, textured.valid)
             io.write_flow(hidden / "flow.flo", flow.flow, flow.valid)
             for name, picture in {"frame1": frame1, "frame2": frame2, **drawn}.items():

@@ -62,34 +62,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Collect all findings, even if some fail, and try the main job."""
-    packages = {name: _call_and_catch_any_error(partial(import_module, name))[1] for name in _PACKAGES}
-    cache, cache_problem = _call_and_catch_any_error(_find_tvl1_kernel_cache_and_check_warm)
-    trial, problem = _call_and_catch_any_error(_measure_trial_time_and_epe)
+    packages = {name: _call_and_return_result_and_error(partial(import_module, name))[1] for name in _PACKAGES}
+    cache, cache_problem = _call_and_return_result_and_error(_find_tvl1_kernel_cache_and_check_warm)
+    trial, problem = _call_and_return_result_and_error(_measure_trial_time_and_epe)
     if trial is not None and not trial["epe"] < 1.0:
         problem = f"ArithmeticError: the flow of a known scene is {trial['epe']:.3g} px off"
     findings = {
         "versions": report.collect_versions(),
-        "system": _call_and_catch_any_error(_collect_platform_cpu_and_threads)[0],
-        "devices": _call_and_catch_any_error(_explain_unavailable_per_device)[0],
+        "system": _call_and_return_result_and_error(_collect_platform_cpu_and_threads)[0],
+        "devices": _call_and_return_result_and_error(_explain_unavailable_per_device)[0],
         "operators": {
-            name: _call_and_catch_any_error(partial(_explain_backend_choice, name))[0] for name in _OPERATORS
+            name: _call_and_return_result_and_error(partial(_explain_backend_choice, name))[0] for name in _OPERATORS
         },
         **{
-            f"{name}_on_gpus": _call_and_catch_any_error(partial(_explain_backend_choice_per_gpu, name))[0]
+            f"{name}_on_gpus": _call_and_return_result_and_error(partial(_explain_backend_choice_per_gpu, name))[0]
             for name in ("correlation", *_ON_FRAMES)
         },
-        "points_on_gpus": _call_and_catch_any_error(_explain_point_backend_choice_per_gpu)[0],
-        "fast_networks": _call_and_catch_any_error(_explain_no_half_precision_per_gpu)[0],
-        "fast_networks_on_cpu": _call_and_catch_any_error(_name_fast_network_dtype_on_cpu)[0],
-        "networks": _call_and_catch_any_error(_find_default_weights_per_method)[0],
-        "ptlflow": _call_and_catch_any_error(_find_ptlflow_version_and_problem)[0],
+        "points_on_gpus": _call_and_return_result_and_error(_explain_point_backend_choice_per_gpu)[0],
+        "fast_networks": _call_and_return_result_and_error(_explain_no_half_precision_per_gpu)[0],
+        "fast_networks_on_cpu": _call_and_return_result_and_error(_name_fast_network_dtype_on_cpu)[0],
+        "networks": _call_and_return_result_and_error(_find_default_weights_and_paths_per_method)[0],
+        "ptlflow": _call_and_return_result_and_error(_find_ptlflow_version_and_import_problem)[0],
         "kernel_cache": {"problem": cache_problem} if cache is None else cache,
         "packages": packages,
         "extras": {
             name: {"missing": _list_missing_packages(brings), "adds": adds, "command": build_install_command(name)}
             for name, (brings, adds) in _EXTRAS.items()
         },
-        "colour_management": _call_and_catch_any_error(_find_ocio_config_and_count_color_spaces)[0],
+        "colour_management": _call_and_return_result_and_error(_find_ocio_config_and_count_color_spaces)[0],
         "main_job": {"works": problem is None, "problem": problem, **(trial or {})},
     }
     if args.json:
@@ -99,7 +99,7 @@ def run_command(args: argparse.Namespace) -> int:
     return 0 if problem is None else 2
 
 
-def _call_and_catch_any_error(function: Callable[[], Any]) -> tuple[Any, str | None]:
+def _call_and_return_result_and_error(function: Callable[[], Any]) -> tuple[Any, str | None]:
     """Return the result of ``function`` and None, or None and its error, because doctor runs on broken machines."""
     try:
         return function(), None
@@ -192,13 +192,13 @@ def _name_fast_network_dtype_on_cpu() -> str:
     return str(choose_cpu_dtype()).removeprefix("torch.")
 
 
-def _find_default_weights_per_method() -> dict[str, dict[str, str | None]]:
+def _find_default_weights_and_paths_per_method() -> dict[str, dict[str, str | None]]:
     """Return the default weights of each network and their paths."""
     paths = {method: (name, find_local_weights(WEIGHTS[name])) for method, name in DEFAULTS.items()}
     return {method: {"weights": name, "path": str(path) if path else None} for method, (name, path) in paths.items()}
 
 
-def _find_ptlflow_version_and_problem() -> dict[str, str | None] | None:
+def _find_ptlflow_version_and_import_problem() -> dict[str, str | None] | None:
     """Return the version of ptlflow and why it cannot be imported; None if it is not installed."""
     try:
         version = metadata.version("ptlflow")
@@ -206,7 +206,7 @@ def _find_ptlflow_version_and_problem() -> dict[str, str | None] | None:
         return None
     from fullfield.estimators.ptlflow import import_ptlflow
 
-    problem = _call_and_catch_any_error(import_ptlflow)[1]
+    problem = _call_and_return_result_and_error(import_ptlflow)[1]
     return {"version": version, "problem": problem and problem.rpartition("which cannot be imported: ")[2]}
 
 

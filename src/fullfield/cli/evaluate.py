@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullfield._check import InputError, suggest_nearest
+from fullfield._check import InputError, format_did_you_mean_hint
 from fullfield.cli import argtypes, evaluate_scans, methods, paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import rename_arguments_in_errors
@@ -43,7 +43,7 @@ A run that was stopped continues with the same command.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield evaluate``."""
-    methods.add_method_options(parser, is_positional=True, extra_names=evaluate_scans.METHODS)
+    methods.add_method_option_group(parser, is_positional=True, extra_names=evaluate_scans.METHODS)
     parser.add_argument(
         "dataset",
         metavar="NAME:FOLDER",
@@ -69,33 +69,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--submission", metavar="FOLDER", help="also write the layout of Sintel's, KITTI's or Spring's site"
     )
     evaluate_scans.add_arguments(parser)
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
     methods.add_parameter_options(parser)
 
 
 def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, estimate missing predictions, score and report."""
-    methods.limit_cpu_threads(args.threads)
+    methods.limit_cpu_threads_unless_none(args.threads)
 
     from fullfield.evaluation.sharing import leave_process_group, read_torchrun_process_rank
 
     process = read_torchrun_process_rank()
     try:
-        return _run_evaluation(args, process)
+        return _evaluate_and_report_flow_or_scans(args, process)
     finally:
         leave_process_group(process)
 
 
-def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
+def _evaluate_and_report_flow_or_scans(args: argparse.Namespace, process: ProcessRank) -> int:
     if args.method in evaluate_scans.METHODS:
-        weights = methods.get_option_value(args, "--weights") if args.method == "learned" else None
+        weights = methods.get_parameter_option_value_if_used(args, "--weights") if args.method == "learned" else None
         others = (option for option in _list_used_flow_only_options(args) if weights is None or option != "--weights")
-        evaluate_scans.refuse_used_options(others, f"MODEL {args.method} registers point clouds")
+        evaluate_scans.refuse_options_if_any(others, f"MODEL {args.method} registers point clouds")
         return evaluate_scans.run_command(args, process, weights)
-    evaluate_scans.refuse_used_options(evaluate_scans.list_used_options(args), f"MODEL {args.method} estimates flow")
+    evaluate_scans.refuse_options_if_any(
+        evaluate_scans.list_used_scan_options(args), f"MODEL {args.method} estimates flow"
+    )
     from fullfield.estimators.cascaded import ReducedSizeEstimator, parse_scale, scale_size
     from fullfield.evaluation import EvaluationSettings, evaluate, score, write_submission
-    from fullfield.evaluation.predict import get_submission_layout, record_memory_failure
+    from fullfield.evaluation.predict import get_submission_layout_or_raise, record_memory_failure
     from fullfield.evaluation.run import PredictionRun
     from fullfield.evaluation.sharing import wait_for_all_processes
 
@@ -106,10 +108,10 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     if args.max_epe is not None and all(record.flow is None for record in dataset.records):
         raise InputError(f"--max-epe: {dataset.name} has no truth")
     if args.submission is not None:
-        get_submission_layout(dataset)
-        paths.check_creatable_folder_and_clean(args.submission, "--submission")
+        get_submission_layout_or_raise(dataset)
+        paths.check_folder_creatable_and_remove_temporaries(args.submission, "--submission")
     folder = Path(args.output or format_default_run_folder(dataset, args.method, scale))
-    paths.check_creatable_folder_and_clean(os.fspath(folder), "--output")
+    paths.check_folder_creatable_and_remove_temporaries(os.fspath(folder), "--output")
     if not args.score_only:
         PredictionRun.check_folder_is_new_or_run(folder)  # before weights are downloaded and kernels compiled
 
@@ -117,13 +119,16 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     quiet = args.quiet or not first
     words = {**methods.map_arguments_to_options(args.method), "initial_flow": "--warm-start"}
     with ProgressBar("evaluate", quiet=quiet) as progress, rename_arguments_in_errors(**words):
-        device = _choose_device_per_process(args.device, choice.device)
+        device = _set_and_return_local_rank_device(args.device, choice.device)
         settings = EvaluationSettings(
             device=device, warm_start=args.warm_start, sequential=args.sequential, process=process
         )
         if args.score_only:
             result = score(
-                dataset, _load_run_to_score(args, folder, scale), averaging=args.averaging, settings=settings
+                dataset,
+                _check_options_and_load_run_to_score(args, folder, scale),
+                averaging=args.averaging,
+                settings=settings,
             )
         else:
             choice = replace(choice, device=settings.device)
@@ -133,11 +138,11 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
             with record_memory_failure(estimator, dataset, folder, settings):
                 choice.load_weights_and_kernels(
-                    scale_size((height, width), scale), progress.build_span_callback(*_FETCH), quiet=quiet
+                    scale_size((height, width), scale), progress.start_span_and_build_callback(*_FETCH), quiet=quiet
                 )
             if first:
                 wait_for_all_processes(process)
-            settings = replace(settings, progress=progress.build_span_callback(*_ESTIMATE))
+            settings = replace(settings, progress=progress.start_span_and_build_callback(*_ESTIMATE))
             result = evaluate(estimator, dataset, folder, settings, averaging=args.averaging)
     if not first:
         return 0
@@ -173,7 +178,7 @@ def open_dataset_argument(text: str, option: str) -> FlowDataset:
             f"{option}: {name} has pairs of point clouds, which 'fullfield evaluate' takes with MODEL {models}"
         )
     if not (colon and folder and name in DATASETS):
-        hint = suggest_nearest(name, [*DATASETS])
+        hint = format_did_you_mean_hint(name, [*DATASETS])
         raise InputError(f"{option}: expected NAME:FOLDER with NAME one of {', '.join(DATASETS)}, got {text!r}{hint}")
     return open_dataset(name, Path(folder).expanduser())
 
@@ -184,21 +189,21 @@ def format_default_run_folder(dataset: FlowDataset, method: str, scale: Any) -> 
     return f"runs/{dataset.name}/{method.replace(':', '-')}{tail}"
 
 
-def _choose_device_per_process(requested: str, name: str) -> str:
-    """Return the device ``name``; without an index in the request each of several processes takes its own GPU."""
+def _set_and_return_local_rank_device(requested: str, resolved: str) -> str:
+    """Return the device ``resolved``; without an index in the request each of several processes takes its own GPU."""
     local = os.environ.get("LOCAL_RANK")
-    if requested not in ("auto", "cuda") or not name.startswith("cuda") or local is None:
-        return name
+    if requested not in ("auto", "cuda") or not resolved.startswith("cuda") or local is None:
+        return resolved
     import torch
 
     from fullfield import _check
 
     device = f"cuda:{local}"
-    torch.cuda.set_device(_check.check_device(device))
+    torch.cuda.set_device(_check.resolve_available_device(device))
     return device
 
 
-def _load_run_to_score(args: argparse.Namespace, folder: Path, scale: Any) -> PredictionRun:
+def _check_options_and_load_run_to_score(args: argparse.Namespace, folder: Path, scale: Any) -> PredictionRun:
     """Return the stored run to score; InputError if it is of another method or an option of estimation is given."""
     from fullfield._ledger.notes import check_entry_kinds
     from fullfield.evaluation.run import CONFIG, PredictionRun
@@ -217,7 +222,7 @@ def _load_run_to_score(args: argparse.Namespace, folder: Path, scale: Any) -> Pr
     return run
 
 
-def _format_network_lines(parameters: dict[str, Any]) -> list[str]:
+def _format_network_lines_if_has_weights(parameters: dict[str, Any]) -> list[str]:
     """Return a line with weights, updates and precision of a run's network; none for a method without weights."""
     weights = parameters.get("weights")
     if weights is None:
@@ -239,7 +244,7 @@ def _print_report(args: argparse.Namespace, folder: Path, result: dict[str, Any]
     stored = result["config"]["dataset"]
     name, backends = report.escape_control_characters(stored["name"]), ", ".join(result["backends"])
     lines = [f"{report.escape_control_characters(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})"]
-    lines += _format_network_lines(result["config"]["parameters"])
+    lines += _format_network_lines_if_has_weights(result["config"]["parameters"])
     if result["scores"] is not None:
         lines += format_score_lines(result["scores"], result["averaging"])
     runtime = result["runtime"]

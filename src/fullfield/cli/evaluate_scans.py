@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullfield._check import InputError, suggest_nearest
+from fullfield._check import InputError, format_did_you_mean_hint
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import rename_arguments_in_errors
@@ -69,12 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--protocol", dest=f"{_DEST}protocol", choices=PROTOCOLS, default=argparse.SUPPRESS, help=words)
 
 
-def list_used_options(args: argparse.Namespace) -> list[str]:
+def list_used_scan_options(args: argparse.Namespace) -> list[str]:
     """Return the options of registration on the command line."""
     return ["--" + dest.removeprefix(_DEST).replace("_", "-") for dest in vars(args) if dest.startswith(_DEST)]
 
 
-def refuse_used_options(options: Iterable[str], reason: str) -> None:
+def refuse_options_if_any(options: Iterable[str], reason: str) -> None:
     """Raise InputError for the first of ``options``."""
     for option in options:
         raise InputError(f"{option}: {reason}; leave it out")
@@ -93,14 +93,14 @@ def run_command(args: argparse.Namespace, process: ProcessRank, weights: str | N
         raise InputError(f"--device: expected cpu, where point clouds are registered, got {args.device!r}")
     options = {dest.removeprefix(_DEST): value for dest, value in vars(args).items() if dest.startswith(_DEST)}
     if args.score_only:
-        refuse_used_options(
+        refuse_options_if_any(
             (f"--{name}" for name in ("voxel", "seed", "ransac") if name in options), "--score-only registers nothing"
         )
     if options.get("inlier_ratio", 0.0) >= 1.0:
         raise InputError(f"--inlier-ratio: expected a share below 1, got {options['inlier_ratio']:g}")
     learned = args.method == "learned"
     if learned and args.score_only:
-        refuse_used_options(["--weights"] if weights is not None else [], "--score-only registers nothing")
+        refuse_options_if_any(["--weights"] if weights is not None else [], "--score-only registers nothing")
     elif learned and weights is None:
         from fullfield.registration.learned import fetch_descriptor
 
@@ -109,9 +109,9 @@ def run_command(args: argparse.Namespace, process: ProcessRank, weights: str | N
         paths.check_input_file(weights, "--weights")
     protocol = options.get("protocol")
     usual = dataset.criteria if protocol is None else KNOWN_PROTOCOLS[protocol].choose_criteria(dataset)
-    criteria = _override_criteria(usual, options)
+    criteria = _override_criteria_and_reset_other_limits(usual, options)
     folder = Path(args.output or f"runs/{dataset.name}/{args.method}")
-    paths.check_creatable_folder_and_clean(os.fspath(folder), "--output")
+    paths.check_folder_creatable_and_remove_temporaries(os.fspath(folder), "--output")
     arguments = {name: options[option] for option, name in _SETTINGS.items() if option in options}
     results = {}
     with (
@@ -122,14 +122,15 @@ def run_command(args: argparse.Namespace, process: ProcessRank, weights: str | N
             counts = arguments.pop("samples", (_SAMPLES,))
             registrars = [Registrar(samples=samples, weights=weights, **arguments) for samples in counts]
         else:
-            registrars = KNOWN_PROTOCOLS[protocol].build_registrars(weights=weights, **arguments)
+            registrars = KNOWN_PROTOCOLS[protocol].build_ransac_and_full_registrars(weights=weights, **arguments)
         for at, method in enumerate(registrars):
             settings = EvaluationSettings(
-                process=process, progress=progress.build_span_callback(at / len(registrars), (at + 1) / len(registrars))
+                process=process,
+                progress=progress.start_span_and_build_callback(at / len(registrars), (at + 1) / len(registrars)),
             )
             run_folder = folder / method.run_name
             if args.score_only:
-                stored = _load_run_to_score(run_folder, args.method)
+                stored = _load_run_and_check_method(run_folder, args.method)
                 results[run_folder] = score_scans(dataset, stored, criteria=criteria, settings=settings)
             else:
                 results[run_folder] = evaluate_scans(method, dataset, run_folder, settings, criteria=criteria)
@@ -138,7 +139,7 @@ def run_command(args: argparse.Namespace, process: ProcessRank, weights: str | N
     return 0
 
 
-def _load_run_to_score(folder: Path, method: str) -> ScanRun:
+def _load_run_and_check_method(folder: Path, method: str) -> ScanRun:
     """Load the run to score again, which must be of this method."""
     from fullfield.evaluation.run import ScanRun
 
@@ -157,14 +158,16 @@ def _open_scans_argument(text: str) -> ScanDataset:
 
     name, colon, folder = text.partition(":")
     if not (colon and folder and name in SCANS):
-        hint = suggest_nearest(name, [*SCANS])
+        hint = format_did_you_mean_hint(name, [*SCANS])
         raise InputError(
             f"NAME:FOLDER: expected NAME one of {', '.join(SCANS)}, which are pairs of point clouds, got {text!r}{hint}"
         )
     return open_scans(name, Path(folder).expanduser())
 
 
-def _override_criteria(default_criteria: RegistrationCriteria, options: dict[str, Any]) -> RegistrationCriteria:
+def _override_criteria_and_reset_other_limits(
+    default_criteria: RegistrationCriteria, options: dict[str, Any]
+) -> RegistrationCriteria:
     """Return the usual criteria, changed: a limit on the command line replaces all limits, the rest one value each."""
     changes = {name: options[name] for name in _CRITERIA if name in options}
     if any(name.startswith("max_") for name in changes):

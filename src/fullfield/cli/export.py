@@ -33,7 +33,9 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield export``."""
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"file to write: {', '.join(SUFFIXES)}")
-    parser.add_argument("--method", type=_parse_method, metavar="NAME", default=METHODS["auto"].network, help="network")
+    parser.add_argument(
+        "--method", type=_parse_network_name_or_alias, metavar="NAME", default=METHODS["auto"].network, help="network"
+    )
     parser.add_argument("--weights", metavar="FILE|NAME", help="file, entry of the list, or random [the method's]")
     parser.add_argument("--size", type=argtypes.parse_wxh_as_height_width, required=True, help="size of the frames")
     parser.add_argument("--dynamic", action="store_true", help="any size in multiples of 8, from 128x128")
@@ -42,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lookup", choices=LOOKUPS, default=LOOKUPS[0], help="gathered features, or the volume of all pairs [linear]"
     )
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
 
 
-def _parse_method(text: str) -> str:
+def _parse_network_name_or_alias(text: str) -> str:
     name = ALIASES.get(text, text)
     if name not in DEFAULTS:
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(DEFAULTS)})")
@@ -55,7 +57,7 @@ def _parse_method(text: str) -> str:
 def run_command(args: argparse.Namespace) -> int:
     """Load the network, export it and report."""
     paths.get_checked_suffix(args.output, "-o", SUFFIXES)
-    paths.check_output_file_and_clean_folder(args.output, "-o")
+    paths.check_output_file_and_remove_temporaries(args.output, "-o")
     watch = report.Stopwatch()
 
     from fullfield.models.export import export_onnx, require_onnx

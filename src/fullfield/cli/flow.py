@@ -18,7 +18,7 @@ from fullfield.cli.options import (
     add_compression_options,
     add_frame_reading_options,
     add_layer_options,
-    get_checked_packing_arguments,
+    get_checked_compression_arguments,
     get_layer_arguments,
     refuse_layer_options_without_flow,
 )
@@ -65,13 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI)",
     )
-    estimation = methods.add_method_options(parser, common_group=parser)
+    estimation = methods.add_method_option_group(parser, common_group=parser)
     parser.add_argument("--refine", action="store_true", help=methods.REFINE_HELP)
     parser.add_argument("--viz", metavar="FILE", help=f"write a picture: {' '.join(IMAGE_WRITE_SUFFIXES)}")
     parser.add_argument("--half", action="store_true", help=".exr: half floats instead of floats")
     parser.add_argument("--occlusion", action="store_true", help="store which pixels are hidden in B (.exr)")
     parser.add_argument("--overwrite", action="store_true", help="replace files that fullfield did not write")
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
 
     picture = parser.add_argument_group("picture")
     picture.add_argument(
@@ -114,8 +114,8 @@ def run_command(args: argparse.Namespace) -> int:
     from fullfield.cli.options import read_frames_and_fill_unknown_pixels
     from fullfield.estimators.bars import measure_picture_size
 
-    methods.limit_cpu_threads(args.threads)
-    choice.start_compiling_refinement_in_second_process()
+    methods.limit_cpu_threads_unless_none(args.threads)
+    choice.start_compiling_refinement_if_cold()
     names = {"frame1": args.frame1, "frame2": args.frame2, "frames": args.frame1}
     words = {**methods.map_arguments_to_options(args.method), **READING_WORDS, **names}
     with ProgressBar("flow", quiet=args.quiet) as progress, rename_arguments_in_errors(**words):
@@ -127,18 +127,18 @@ def run_command(args: argparse.Namespace) -> int:
         watch.add_lap("load")
 
         choice.load_weights_and_kernels(
-            measure_picture_size(frame1, frame2), progress.build_span_callback(*_FETCH), quiet=args.quiet
+            measure_picture_size(frame1, frame2), progress.start_span_and_build_callback(*_FETCH), quiet=args.quiet
         )
         watch.add_lap("compile")
 
         start, end = _ESTIMATE
         middle = (start + end) / 2 if previous else end
         needs_maps = args.occlusion or args.confidence or args.viz_kind in MAPS
-        span = progress.build_span_callback(start, middle)
+        span = progress.start_span_and_build_callback(start, middle)
         valid1, valid2, *_ = files.valid
         options = {"initial_flow": initial, "refine": args.refine, "reliability": needs_maps}
         flow = choice.estimate(frame1, frame2, progress=span, valid1=valid1, valid2=valid2, **options)
-        span = progress.build_span_callback(middle, end)
+        span = progress.start_span_and_build_callback(middle, end)
         backward = [
             choice.estimate(frame1, frame, progress=span, refine=args.refine, valid1=valid1) for frame in previous
         ]
@@ -152,7 +152,7 @@ def run_command(args: argparse.Namespace) -> int:
         maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name)}
         layers = {"backward": backward[0].flow if backward else None, "maps": maps}
         visualization.maps = {name: getattr(flow, name) for name in MAPS if args.viz_kind == name}
-        outcome = _write_flow_and_rescue_if_out_of_range(args, visualization, layers, window)
+        outcome = _write_outputs_and_rescue_out_of_range_flow(args, visualization, layers, window)
         watch.add_lap("write")
     if not args.quiet:
         _print_note_if_frames_too_small_for_levels(choice, frame1)
@@ -165,7 +165,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 def _check_file_options(args: argparse.Namespace) -> None:
     suffix = paths.get_checked_suffix(args.output, "--output", FLOW_WRITE_SUFFIXES)
-    get_checked_packing_arguments(args)
+    get_checked_compression_arguments(args)
     if args.previous is not None and suffix != ".exr":
         raise InputError(f"--previous: expected an .exr output, which holds both directions, got {args.output}")
     refuse_layer_options_without_flow(args, "initial", args.initial_flow, "--initial-flow")
@@ -231,7 +231,7 @@ class _WrittenFlowFile(NamedTuple):
     problem: str | None = None
 
 
-def _write_flow_and_rescue_if_out_of_range(
+def _write_outputs_and_rescue_out_of_range_flow(
     args: argparse.Namespace,
     visualization: flow_visualization.FlowVisualization,
     layers: dict[str, Any],
@@ -245,21 +245,21 @@ def _write_flow_and_rescue_if_out_of_range(
         contents = {"window": window, "backward": layers["backward"], "planes": planes}
     outcome = _WrittenFlowFile(args.output)
     try:
-        with paths.record_written_file(args.output):
-            io.write_flow(args.output, visualization.flow, **contents, **get_checked_packing_arguments(args))
+        with paths.record_file_written_in_block(args.output):
+            io.write_flow(args.output, visualization.flow, **contents, **get_checked_compression_arguments(args))
     except io.FlowRangeError as error:  # keep the work
         rescue = paths.build_unused_name(args.output, ".float.exr" if has_exr_suffix(args.output) else ".npy")
-        with paths.record_written_file(rescue):
+        with paths.record_file_written_in_block(rescue):
             io.write_flow(rescue, visualization.flow, **contents)
         reason = str(error).removeprefix("flow: ")
         outcome = _WrittenFlowFile(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
         report.print_note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")
     if args.st_map is not None:
-        with paths.record_written_file(args.st_map):
+        with paths.record_file_written_in_block(args.st_map):
             io.write_st_map(args.st_map, visualization.flow, window=window)
     if args.viz is not None:
-        picture = visualization.draw_kind_for_file(args.viz_kind or KINDS[0], args.viz)
-        with paths.record_written_file(args.viz):
+        picture = visualization.draw_picture_or_floats_for_file(args.viz_kind or KINDS[0], args.viz)
+        with paths.record_file_written_in_block(args.viz):
             io.write_image(args.viz, picture)
     return outcome
 

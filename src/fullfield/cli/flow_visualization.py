@@ -87,7 +87,7 @@ class FlowVisualization:
             words.append(f"error scale: 0 to {scales['max_error']:.4g} px")
         return ", ".join(words)
 
-    def draw_kind(self, kind: str) -> Tensor:
+    def draw_picture(self, kind: str) -> Tensor:
         """Return the picture of that kind, uint8 ``[3, H', W']``."""
         drawn: Tensor = getattr(self, f"_draw_{kind}")()
         return drawn
@@ -114,14 +114,14 @@ class FlowVisualization:
 
         return warp_image(self._get_field_or_raise("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
 
-    def draw_kind_for_file(self, kind: str, path: str) -> Tensor:
-        """Return :meth:`draw_kind`, or floats: a map, and the frame's own for the kind ``warped`` in an EXR."""
+    def draw_picture_or_floats_for_file(self, kind: str, path: str) -> Tensor:
+        """Return :meth:`draw_picture`, or floats: a map, and the frame's own for the kind ``warped`` in an EXR."""
         if kind in self.maps:
             return self.maps[kind]
         return (
             self._warp_second_frame_and_mark_valid()[0]
             if kind == "warped" and has_exr_suffix(path)
-            else self.draw_kind(kind)
+            else self.draw_picture(kind)
         )
 
     def _draw_warped(self) -> Tensor:

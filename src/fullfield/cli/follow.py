@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="ref.%%04d.exr; for several references ref{reference}.%%04d.exr",
     )
-    methods.add_method_options(parser, common_group=parser)
+    methods.add_method_option_group(parser, common_group=parser)
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
     parser.add_argument("--st-map", metavar="FILES", help="also write ST maps, which move the reference: st.%%04d.exr")
     parser.add_argument(
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--half", action="store_true", help="half floats instead of floats")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--compression", choices=_LOSSLESS, help="lossless compression of the files [zip, or none if zip saves little]"
@@ -91,7 +91,7 @@ def run_command(args: argparse.Namespace) -> int:
 
     from fullfield import sequences
 
-    methods.limit_cpu_threads(args.threads)
+    methods.limit_cpu_threads_unless_none(args.threads)
     devices = parse_device_names(args.devices, choice.device)
     if args.devices is not None:
         choice = replace(choice, device=devices[0])
@@ -123,19 +123,19 @@ def run_command(args: argparse.Namespace) -> int:
             )
             for reference, output in outputs.items()
         ]
-        _check_references_and_outputs(args, jobs)
+        _check_references_points_and_outputs(args, jobs)
         progress(0.0, "preparing")
         choice.load_weights_and_kernels(None, lambda *_: None, quiet=args.quiet)
         tasks = [_settle_job_and_print_plan(args, job, choice) for job in jobs]
         outcome = sequences.Outcome()
         for (job, plan), job_outcome in zip(
-            tasks, _iterate_written_references(tasks, choice, devices, progress), strict=False
+            tasks, _write_references_and_yield_outcomes(tasks, choice, devices, progress), strict=False
         ):
             outcome.merge_parallel_outcome(job_outcome)
             written += len(job_outcome.written)
             if args.tracks is not None and job_outcome.stopped is None:
                 current = {*job.numbers} - {*plan.missing} | {*job_outcome.written}  # others may have old files
-                _write_point_tracks(args, job, sorted(current))
+                _write_point_tracks_if_any_frame(args, job, sorted(current))
     for problem in outcome.problems:
         report.print_note(str(problem), kind="error")
     existing = sum(len(numbers) - len(plan.missing) for _, plan in tasks)
@@ -144,12 +144,12 @@ def run_command(args: argparse.Namespace) -> int:
     return 0 if outcome.is_complete else 2
 
 
-def _list_frames_to_write(frame_files: FrameFiles, frames: str | None, reading: dict[str, Any]) -> tuple[int, ...]:
+def _list_frames_to_write(frame_files: FrameFiles, frame_range: str | None, reading: dict[str, Any]) -> tuple[int, ...]:
     """Return the frames that get a file; for a video without a range all that it has."""
     from fullfield.sequences.plates import open_found_plates
 
-    if frame_files.video is None or frames is not None:
-        return tuple(choose_frame_numbers(frame_files, frames))
+    if frame_files.video is None or frame_range is not None:
+        return tuple(choose_frame_numbers(frame_files, frame_range))
     plates = open_found_plates(frame_files, None, **reading)
     try:
         return tuple(plates.numbers)
@@ -157,7 +157,7 @@ def _list_frames_to_write(frame_files: FrameFiles, frames: str | None, reading: 
         plates.close()
 
 
-def _check_references_and_outputs(args: argparse.Namespace, jobs: Sequence[FollowJob]) -> None:
+def _check_references_points_and_outputs(args: argparse.Namespace, jobs: Sequence[FollowJob]) -> None:
     """Raise InputError for a reference that is absent, outputs that name plates or each other, and unusable points."""
     from fullfield.sequences.tracks import check_points_inside_frame, read_points_csv
 
@@ -223,7 +223,7 @@ def _check_files_and_build_outputs(args: argparse.Namespace) -> dict[int, Output
         for option, name in zip(("--output", "--st-map"), names, strict=True):
             if name is not None:
                 paths.get_checked_suffix(name, option, (".exr",))
-                paths.parse_creatable_pattern_and_clean_folder(name, option, ".exr")
+                paths.parse_pattern_and_remove_temporaries(name, option, ".exr")
         half = "half" if args.half else None
         outputs[reference] = Output(str(names[0]), half, args.compression, "up", names[1])
     return outputs
@@ -239,11 +239,11 @@ def _settle_job_and_print_plan(
     finally:
         plates.close()
     if not args.quiet:
-        report.print_plan(job.numbers, plan)
+        report.print_existing_and_outdated_counts(job.numbers, plan)
     return job, plan
 
 
-def _iterate_written_references(
+def _write_references_and_yield_outcomes(
     jobs_with_plans: Sequence[tuple[FollowJob, WritePlan]],
     choice: methods.MethodChoice,
     devices: Sequence[str],
@@ -266,7 +266,7 @@ def _iterate_written_references(
             return
 
 
-def _write_point_tracks(args: argparse.Namespace, job: FollowJob, frame_numbers: Sequence[int]) -> None:
+def _write_point_tracks_if_any_frame(args: argparse.Namespace, job: FollowJob, frame_numbers: Sequence[int]) -> None:
     """Write the tracks of the points through frames of a job, whose files are up to date."""
     from fullfield.io import read_flow_layers
     from fullfield.sequences.tracks import read_points_csv, read_tracks_from_flow_files, write_tracks
@@ -311,7 +311,7 @@ def _print_report(
         text += f", {st_maps} ST maps written from them"
     text += f", {choice.title} on {', '.join(devices)}, {seconds:.1f} s"
     if outcome.is_complete:
-        text += report.format_next_command(
+        text += report.format_next_command_unless_quiet(
             args, "fullfield", "view", args.output.replace(_FIELD, str(min(args.reference)))
         )
     report.print_report(args, content, text, has_peak_memory=True)

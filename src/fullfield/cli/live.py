@@ -23,7 +23,7 @@ from fullfield import _check, io
 from fullfield._check import InputError
 from fullfield._read_ahead import iterate_ahead
 from fullfield.cli import argtypes, flow_visualization, methods, paths, report
-from fullfield.cli.report import print_to_stderr, rename_arguments_in_errors
+from fullfield.cli.report import print_to_stderr_ignoring_errors, rename_arguments_in_errors
 from fullfield.estimators.registry import get_method
 from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
 
@@ -63,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     picture.add_argument("--viz", metavar="FILE", help=f"write a video of the flow: {' '.join(VIDEO_WRITE_SUFFIXES)}")
     flow_visualization.add_max_motion_option(picture)
     picture.add_argument("--preview", action="store_true", help="show the flow in a window (OpenCV); q ends it")
-    methods.add_method_options(parser, default="tvl1")
-    report.add_report_options(parser, progress=True)
+    methods.add_method_option_group(parser, default="tvl1")
+    report.add_report_options(parser, has_quiet_option=True)
     methods.add_parameter_options(parser)
 
 
@@ -95,7 +95,7 @@ def run_command(args: argparse.Namespace) -> int:
 
     from fullfield.estimators.live import LiveStatistics
 
-    methods.limit_cpu_threads(args.threads)
+    methods.limit_cpu_threads_unless_none(args.threads)
     statistics = LiveStatistics()
     with (
         ExitStack() as stack,
@@ -103,19 +103,21 @@ def run_command(args: argparse.Namespace) -> int:
     ):
         source = io.open_video(args.source)
         threads: list[threading.Thread] = []
-        stack.callback(_close_source_if_idle, source, threads)
-        screen = _PictureOutputs.open(args, choice.device, source, stack)
+        stack.callback(_close_source_unless_threads_alive, source, threads)
+        screen = _PictureOutputs.open_and_register_closing(args, choice.device, source, stack)
         size = (source.height, source.width)
         compute = _prepare_pair_or_persistent_computation(choice, size)  # compiles before frames come
         status = _Status(args, source)
-        interrupted = _compute_and_show_until_end(args, source, compute, screen, statistics, status, threads)
+        interrupted = _show_until_end_and_return_is_interrupted(
+            args, source, compute, screen, statistics, status, threads
+        )
         if statistics.frames < 2 and not interrupted:
             raise InputError(f"{args.source}: expected two frames or more, got {statistics.frames}")
     _print_report(args, choice, source, compute.backend, screen, statistics, interrupted)
     return 0
 
 
-def _close_source_if_idle(source: VideoSource, threads: list[threading.Thread]) -> None:
+def _close_source_unless_threads_alive(source: VideoSource, threads: list[threading.Thread]) -> None:
     """Close the source unless a thread still reads it, which would crash its library; the process ends soon."""
     if not any(thread.is_alive() for thread in threads):
         source.close()
@@ -129,7 +131,7 @@ def _prepare_pair_or_persistent_computation(
 ) -> _PairComputation | _PersistentComputation:
     """Return what computes the flow of a pair, prepared for frames of ``size``."""
     make = getattr(choice.estimator, "create_video_solver_if_supported", None)
-    solver = make and make(size, _check.check_device(choice.device, "--device"))
+    solver = make and make(size, _check.resolve_available_device(choice.device, "--device"))
     if solver is not None:
         return _PersistentComputation(solver, size, choice.device)
     choice.load_weights_and_kernels(size, lambda _fraction, _text: None, quiet=True)
@@ -211,7 +213,7 @@ class _PreviewWindow:
         except self._cv2.error as error:
             raise InputError("window: this OpenCV was built without windows (a headless package)") from error
 
-    def show_unless_closed(
+    def show_and_return_is_open(
         self,
         picture: Tensor,  # [3, H, W] uint8
     ) -> bool:
@@ -240,7 +242,9 @@ class _PictureOutputs:
     drawn_count: int = 0
 
     @classmethod
-    def open(cls, args: argparse.Namespace, device: str, source: VideoSource, stack: ExitStack) -> _PictureOutputs:
+    def open_and_register_closing(
+        cls, args: argparse.Namespace, device: str, source: VideoSource, stack: ExitStack
+    ) -> _PictureOutputs:
         from fullfield.viz.wheel import FlowColors
 
         window = writer = None
@@ -252,7 +256,7 @@ class _PictureOutputs:
             stack.callback(writer.close)  # keeps what was recorded however the run ends
         return cls(FlowColors(args.max_motion, device) if writer or window else None, writer, window)
 
-    def show_unless_closed(self, result: PairFlow) -> bool:
+    def draw_to_outputs_and_return_is_open(self, result: PairFlow) -> bool:
         """Draw a flow; return False once the user closes the window."""
         if self.colors is None:
             return True
@@ -260,7 +264,7 @@ class _PictureOutputs:
         self.drawn_count += 1
         if self.writer is not None:
             self.writer.write(picture, result.pair.first.frame.time)
-        return self.window is None or self.window.show_unless_closed(picture)
+        return self.window is None or self.window.show_and_return_is_open(picture)
 
 
 class _Status:
@@ -278,14 +282,14 @@ class _Status:
         self._last, self._drawn = now, self._live
         line = f"fullfield: live: {format_statistics(statistics)}"
         if not self._live:
-            print_to_stderr(line)
+            print_to_stderr_ignoring_errors(line)
             return
         width = shutil.get_terminal_size().columns - 1
-        print_to_stderr(f"\r{line[:width]:<{width}}", end="")
+        print_to_stderr_ignoring_errors(f"\r{line[:width]:<{width}}", end="")
 
-    def end_status_line(self) -> None:
+    def end_status_line_if_drawn(self) -> None:
         if self._drawn:
-            print_to_stderr("")
+            print_to_stderr_ignoring_errors("")
 
 
 def format_statistics(statistics: LiveStatistics) -> str:
@@ -306,7 +310,7 @@ def format_statistics(statistics: LiveStatistics) -> str:
 # ---- running
 
 
-def _compute_and_show_until_end(
+def _show_until_end_and_return_is_interrupted(
     args: argparse.Namespace,
     source: VideoSource,
     compute: Callable[[FramePair], Tensor],
@@ -341,7 +345,7 @@ def _compute_and_show_until_end(
         own = source.frame_rate or 25.0
         speed = args.rate / own if isinstance(args.rate, float) else 1.0
         frames = iterate_frames_at_rate(
-            source, clock, time.sleep, 1 / own, speed, partial(_print_when_next_frame_is_due, args)
+            source, clock, time.sleep, 1 / own, speed, partial(_print_next_frame_wait_unless_quiet, args)
         )
     work = (
         partial(capture_pairs, frames, pairs, statistics),
@@ -353,7 +357,7 @@ def _compute_and_show_until_end(
     interrupted = False
     try:
         while (result := results.wait_and_take_item()) is not None:
-            is_open = picture_outputs.show_unless_closed(result)
+            is_open = picture_outputs.draw_to_outputs_and_return_is_open(result)
             status.print_status_if_due(statistics)
             if not is_open:
                 break
@@ -362,15 +366,15 @@ def _compute_and_show_until_end(
     finally:
         results.close()
         pairs.close()
-        status.end_status_line()
+        status.end_status_line_if_drawn()
         for thread in started_threads:
             thread.join(_PATIENCE)
     return interrupted
 
 
-def _print_when_next_frame_is_due(args: argparse.Namespace, number: int, seconds: float) -> None:
+def _print_next_frame_wait_unless_quiet(args: argparse.Namespace, frame_number: int, wait_seconds: float) -> None:
     if not args.quiet:
-        due = f"by its time stamps frame {number + 1} is due in {seconds:.1f} s"
+        due = f"by its time stamps frame {frame_number + 1} is due in {wait_seconds:.1f} s"
         report.print_note(f"{args.source}: {due}; --rate max does not wait")
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from fullfield import __version__
-from fullfield._check import InputError, suggest_nearest
+from fullfield._check import InputError, format_did_you_mean_hint
 from fullfield.cli import argtypes
 from fullfield.cli.options import add_command
 from fullfield.cli.report import escape_control_characters, print_note
@@ -121,13 +121,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise InputError with the nearest known name."""
         hints = [
-            suggest_nearest(word.lower() if word.lower() in valid_names else word, valid_names)
+            format_did_you_mean_hint(word.lower() if word.lower() in valid_names else word, valid_names)
             for word, valid_names in _parse_invalid_choice_message(message)
         ]
         if not self._get_command_parsers() or message.startswith("unrecognized"):
             options = [word.partition("=")[0] for word in self._arguments if word.startswith("--") and len(word) > 2]
             valid_names = list(self._option_string_actions)
-            hints += [suggest_nearest(option, valid_names, option) for option in options if option not in valid_names]
+            hints += [
+                format_did_you_mean_hint(option, valid_names, option) for option in options if option not in valid_names
+            ]
         raise InputError(f"{message}{''.join(hints)} (see {self.prog} --help)")
 
     def format_help(self) -> str:
@@ -175,10 +177,10 @@ def main(argv: Sequence[str] | None = None, build_parser_function: Callable[[], 
 
     ``build_parser_function`` returns the parser of another command, as :func:`build_parser` does for this one.
     """
-    _make_output_streams_safe()
-    with _print_warnings_on_one_line(), _unwind_stack_on_sigterm(), _escape_stdout():
+    _make_stdio_discard_if_closed_and_escape()
+    with _print_warnings_on_one_line(), _unwind_stack_on_sigterm(), _escape_control_characters_in_stdout():
         try:
-            code = _run_command(argv, build_parser_function or build_parser)
+            code = _parse_and_run_command(argv, build_parser_function or build_parser)
             sys.stdout.flush()
         except BrokenPipeError:
             _redirect_stdout_to_null()
@@ -208,7 +210,7 @@ def main(argv: Sequence[str] | None = None, build_parser_function: Callable[[], 
     return code
 
 
-def _run_command(argv: Sequence[str] | None, build_parser_function: Callable[[], Parser]) -> int:
+def _parse_and_run_command(argv: Sequence[str] | None, build_parser_function: Callable[[], Parser]) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser_function()
     try:
@@ -219,7 +221,7 @@ def _run_command(argv: Sequence[str] | None, build_parser_function: Callable[[],
         parser.refuse_unknown_arguments(unknown)
     if args.verb is None:
         raise InputError(f"no verb given; one of {', '.join(parser._get_command_parsers())} (see {parser.prog} --help)")
-    with _silence_compilation_messages(getattr(args, "quiet", False)):
+    with _silence_compilation_while_quiet(getattr(args, "quiet", False)):
         try:
             code: int = args.run(args)
         except KeyboardInterrupt as interrupt:
@@ -230,7 +232,7 @@ def _run_command(argv: Sequence[str] | None, build_parser_function: Callable[[],
 
 
 @contextlib.contextmanager
-def _silence_compilation_messages(quiet: bool) -> Iterator[None]:
+def _silence_compilation_while_quiet(quiet: bool) -> Iterator[None]:
     """Silence messages about compilation too while ``--quiet`` is in effect."""
     sets = quiet and not os.environ.get(_QUIET)
     if sets:
@@ -242,7 +244,7 @@ def _silence_compilation_messages(quiet: bool) -> Iterator[None]:
             del os.environ[_QUIET]
 
 
-def _make_output_streams_safe() -> None:
+def _make_stdio_discard_if_closed_and_escape() -> None:
     """Make stdout and stderr safe to print to: closed ones discard, narrow encodings escape."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -298,7 +300,7 @@ class _EscapingStdout:
 
 
 @contextlib.contextmanager
-def _escape_stdout() -> Iterator[None]:
+def _escape_control_characters_in_stdout() -> Iterator[None]:
     stream = sys.stdout
     sys.stdout = cast("TextIO", _EscapingStdout(stream))
     try:

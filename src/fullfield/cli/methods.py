@@ -72,11 +72,11 @@ class MethodChoice:
         used = {"method": estimator.method, "parameters": dict(estimator.parameters), "backend": estimator.backend}
         return {**used, "requested_method": self.method, "preset": self.preset}
 
-    def start_compiling_refinement_in_second_process(self) -> None:
+    def start_compiling_refinement_if_cold(self) -> None:
         """Compile what the method needs last in a second process; reading and the rest need not wait for it."""
         from fullfield.estimators.refined import RefinedEstimator
 
-        device, estimator = _check.check_device(self.device, "--device"), self.estimator
+        device, estimator = _check.resolve_available_device(self.device, "--device"), self.estimator
         if isinstance(estimator, RefinedEstimator):
             estimator.start_compiling_if_cold(device)
 
@@ -84,9 +84,9 @@ class MethodChoice:
         self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool
     ) -> None:
         """Check the device, download missing weights, and load or compile the kernels for frames of this size."""
-        device = _check.check_device(self.device, "--device")
+        device = _check.resolve_available_device(self.device, "--device")
         estimator = self.estimator  # refuses unsuitable settings before any download
-        self.start_compiling_refinement_in_second_process()
+        self.start_compiling_refinement_if_cold()
         if not hasattr(self.config, "weights"):
             from fullfield.estimators.protocol import prepare_estimator
 
@@ -164,14 +164,14 @@ class Parameter:
 
 def get_parameters_by_option(method: str) -> Mapping[str, Parameter]:
     """Return the parameters of ``method`` by option."""
-    return _collect_config_parameters(get_method(method).import_config_class())
+    return _collect_parameters_by_option(get_method(method).import_config_class())
 
 
 @cache  # the parsers call it a thousand times
-def _collect_config_parameters(config: Any) -> Mapping[str, Parameter]:
-    annotations = typing.get_type_hints(config)
+def _collect_parameters_by_option(config_class: Any) -> Mapping[str, Parameter]:
+    annotations = typing.get_type_hints(config_class)
     result = {}
-    for field in dataclasses.fields(config):
+    for field in dataclasses.fields(config_class):
         annotation, metadata = annotations[field.name], {"help": "", "choices": None, **field.metadata}
         if metadata["choices"] is None and typing.get_origin(annotation) is typing.Literal:
             metadata["choices"] = typing.get_args(annotation)
@@ -180,7 +180,7 @@ def _collect_config_parameters(config: Any) -> Mapping[str, Parameter]:
     return types.MappingProxyType(result)
 
 
-def add_method_options(
+def add_method_option_group(
     parser: argparse.ArgumentParser,
     *,
     is_positional: bool = False,
@@ -198,10 +198,14 @@ def add_method_options(
     common_group = group if common_group is None else common_group
     names = ", ".join((*METHODS, *extra_names))
     if is_positional:
-        parser.add_argument("method", type=partial(_parse_method, extra_names=extra_names), metavar="MODEL", help=names)
+        parser.add_argument(
+            "method", type=partial(_parse_method_name_or_alias, extra_names=extra_names), metavar="MODEL", help=names
+        )
     else:
         names += ", or your own package.module:Class"
-        common_group.add_argument("--method", type=_parse_method, metavar="NAME", default=default, help=names)
+        common_group.add_argument(
+            "--method", type=_parse_method_name_or_alias, metavar="NAME", default=default, help=names
+        )
     common_group.add_argument(
         "--preset", choices=presets, default=DEFAULT_PRESET, help="set of parameters to start from"
     )
@@ -211,7 +215,7 @@ def add_method_options(
     return group
 
 
-def _parse_method(text: str, extra_names: Sequence[str] = ()) -> str:
+def _parse_method_name_or_alias(text: str, extra_names: Sequence[str] = ()) -> str:
     if text in extra_names:
         return text
     try:
@@ -228,7 +232,7 @@ def add_scale_option(group: Any) -> None:
     )
 
 
-def limit_cpu_threads(thread_count: int | None) -> None:
+def limit_cpu_threads_unless_none(thread_count: int | None) -> None:
     """Limit the process to ``thread_count`` CPU threads."""
     if thread_count is not None:
         import torch
@@ -242,7 +246,7 @@ def choose_method(args: argparse.Namespace) -> MethodChoice:
     presets = method.load_presets()
     if args.preset not in presets:
         raise InputError(f"--preset: {args.method} has {', '.join(presets)}, got {args.preset!r}")
-    changes = _collect_used_parameters(args, args.method)
+    changes = _collect_own_parameters_and_refuse_others(args, args.method)
     with rename_arguments_in_errors(**map_arguments_to_options(args.method)):
         config = dataclasses.replace(presets[args.preset], **changes)
         origin = None if method.network is None else find_weights_origin(method.network, config.weights)
@@ -271,7 +275,7 @@ def add_parameter_options(parser: argparse.ArgumentParser) -> None:
     shared: dict[tuple[str, ...], dict[str, dict[str, Parameter]]] = {}
     for name in METHODS:
         for option, parameter in get_parameters_by_option(name).items():
-            shared.setdefault(_list_methods_with(option), {}).setdefault(option, {})[name] = parameter
+            shared.setdefault(_list_methods_with_option(option), {}).setdefault(option, {})[name] = parameter
     for owners, options in shared.items():
         titles = ", ".join(METHODS[name].title for name in owners)
         group = parser.add_argument_group(f"parameters of {titles} (--method {', '.join(owners)})")
@@ -297,7 +301,7 @@ def _add_parameter_option(group: Any, parameters_by_method: dict[str, Parameter]
     group.add_argument(parameter.option, help="; ".join(texts).replace("%", "%%"), **how)
 
 
-def _list_methods_with(option: str) -> tuple[str, ...]:
+def _list_methods_with_option(option: str) -> tuple[str, ...]:
     """Return the methods that have the option."""
     return tuple(name for name in METHODS if option in get_parameters_by_option(name))
 
@@ -307,19 +311,19 @@ def list_used_parameter_options(args: argparse.Namespace) -> list[str]:
     return [dest.removeprefix(_DEST) for dest in vars(args) if dest.startswith(_DEST)]
 
 
-def get_option_value(args: argparse.Namespace, option: str) -> Any:
+def get_parameter_option_value_if_used(args: argparse.Namespace, option: str) -> Any:
     """Return the text (of a switch the value) of a parameter option on the command line; None if it is absent."""
     return getattr(args, _DEST + option, None)
 
 
-def _collect_used_parameters(args: argparse.Namespace, method: str) -> dict[str, Any]:
+def _collect_own_parameters_and_refuse_others(args: argparse.Namespace, method: str) -> dict[str, Any]:
     """Return the parameters on the command line by field; an option of another method is refused."""
     own, changes = get_parameters_by_option(method), {}
     for option in list_used_parameter_options(args):
         if option not in own:
-            owners = ", ".join(_list_methods_with(option))
+            owners = ", ".join(_list_methods_with_option(option))
             raise InputError(f"{option}: belongs to --method {owners}, not to {method}; leave it out")
-        result = get_option_value(args, option)
+        result = get_parameter_option_value_if_used(args, option)
         changes[own[option].field] = result if isinstance(result, bool) else own[option].parse_value(result)
     return changes
 
@@ -352,14 +356,14 @@ def _format_parameter_value(value: object) -> str:
     return "auto" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _split_annotation(annotation: object) -> tuple[object, tuple[object, ...]]:
+def _split_annotation_origin_and_arguments(annotation: object) -> tuple[object, tuple[object, ...]]:
     """Split ``Union`` (also ``A | B``), ``tuple`` or ``Literal`` from its arguments; a plain type gives None."""
     origin = typing.get_origin(annotation)
     return typing.Union if origin is types.UnionType else origin, typing.get_args(annotation)
 
 
 def _choose_metavar(annotation: object) -> str:
-    origin, inner = _split_annotation(annotation)
+    origin, inner = _split_annotation_origin_and_arguments(annotation)
     if origin is typing.Union:
         return "|".join(map(_choose_metavar, inner))
     if origin is tuple:
@@ -372,7 +376,7 @@ def _choose_metavar(annotation: object) -> str:
 
 def _parse_as_annotation(annotation: object, text: str) -> object:
     """Parse ``text`` as ``annotation``; ValueError if it does not fit."""
-    origin, inner = _split_annotation(annotation)
+    origin, inner = _split_annotation_origin_and_arguments(annotation)
     if origin is typing.Union:
         for member in sorted(inner, key=lambda member: member is not type(None)):
             with contextlib.suppress(ValueError):

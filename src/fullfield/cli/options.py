@@ -60,10 +60,10 @@ def add_config_options(group: Any, config: type[Config]) -> None:
             group.add_argument(option, type=parse, default=field.default, **texts)
 
 
-def parse_device_names(text: str | None, device: str) -> list[str]:
-    """Return the devices that ``--devices`` names; without it ``device``."""
+def parse_device_names(text: str | None, default_device: str) -> list[str]:
+    """Return the devices that ``--devices`` names; without it ``default_device``."""
     if text is None:
-        return [device]
+        return [default_device]
     if text == "all":
         import torch
 
@@ -73,7 +73,7 @@ def parse_device_names(text: str | None, device: str) -> list[str]:
         return [f"cuda:{index}" for index in range(count)]
     devices = [name.strip() for name in text.split(",")]
     for name in devices:
-        _check.check_device(name, "--devices")
+        _check.resolve_available_device(name, "--devices")
     return devices
 
 
@@ -193,7 +193,7 @@ def add_compression_options(group: Any, *, has_half_option: bool = True) -> None
     )
 
 
-def get_checked_packing_arguments(args: argparse.Namespace) -> dict[str, Any]:
+def get_checked_compression_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of ``write_flow`` for these options; InputError if the format does not support one."""
     suffix = Path(args.output).suffix.lower()
     packing: dict[str, Any] = {}
@@ -275,7 +275,7 @@ def add_four_vectors_per_pixel_option(group: Any) -> None:
     )
 
 
-def read_truth(
+def read_truth_and_valid_mask(
     path: str,
     pred: Tensor,
     pred_path: str,

@@ -44,20 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flow-format", choices=("flo", "png"), default="flo", help="png is KITTI's 16-bit one")
     parser.add_argument("--device", default="auto", metavar="NAME", help=methods.DEVICE_HELP)
     parser.add_argument("--threads", type=argtypes.parse_thread_count, help="CPU threads [all]")
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
 
 
 def run_command(args: argparse.Namespace) -> int:
     """Check, make, write, report."""
     if args.textures is not None:
         paths.check_input_file(args.textures, "--textures")
-    paths.check_creatable_folder_and_clean(args.output, "--output")
+    paths.check_folder_creatable_and_remove_temporaries(args.output, "--output")
 
     from fullfield.training.flow.pair_files import write_missing_pairs
     from fullfield.training.flow.pairs import PairGenerator
     from fullfield.training.flow.pictures import load_picture_pack
 
-    methods.limit_cpu_threads(args.threads)
+    methods.limit_cpu_threads_unless_none(args.threads)
     watch = report.Stopwatch()
     with (
         ProgressBar("pairs", quiet=args.quiet) as progress,

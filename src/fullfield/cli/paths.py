@@ -33,7 +33,7 @@ def get_checked_suffix(path: str, option: str, suffixes: Collection[str]) -> str
     return suffix
 
 
-def check_output_file_and_clean_folder(path: str, option: str) -> None:
+def check_output_file_and_remove_temporaries(path: str, option: str) -> None:
     """Check that a file can be created at ``path``; an old file may be replaced."""
     _check_name_is_nonempty_utf8(path, option)
     target = Path(os.path.realpath(path))
@@ -41,7 +41,7 @@ def check_output_file_and_clean_folder(path: str, option: str) -> None:
         raise InputError(f"{path}: is a link to itself; {option} takes the name of a file")
     if target.is_dir():
         raise InputError(f"{path}: is a folder; {option} takes the name of a file")
-    check_folder_and_remove_abandoned_files(
+    check_folder_writable_and_remove_temporaries(
         target.parent if Path(path).is_symlink() else Path(path).parent, f"{option} {path}"
     )
     if target.exists() and not os.access(target, os.W_OK):
@@ -58,7 +58,7 @@ def _check_name_is_nonempty_utf8(path: str, option: str) -> None:
         raise InputError(f"{path}: the name is not UTF-8; rename it, or use a UTF-8 locale") from None
 
 
-def check_folder_and_remove_abandoned_files(folder: Path, option: str) -> None:
+def check_folder_writable_and_remove_temporaries(folder: Path, option: str) -> None:
     """Check that ``folder`` exists and is writable, and remove the temporary files of killed runs from it."""
     if not folder.is_dir():
         raise InputError(f"{option}: folder {folder} does not exist; make it first")
@@ -72,26 +72,26 @@ def check_folder_and_remove_abandoned_files(folder: Path, option: str) -> None:
         remove_abandoned_temporary_files(folder)
 
 
-def parse_creatable_pattern_and_clean_folder(text: str, option: str, suffix: str) -> FramePattern:
+def parse_pattern_and_remove_temporaries(text: str, option: str, suffix: str) -> FramePattern:
     """Return the pattern of files that can be created, such as ``mv.%04d.exr``."""
     if not has_number_field(text):
         raise InputError(f"{option} {text}: expected a pattern for the files, such as mv.%04d{suffix}")
     pattern = FramePattern.parse(text)
-    check_folder_and_remove_abandoned_files(Path(pattern.before).parent, f"{option} {text}")
+    check_folder_writable_and_remove_temporaries(Path(pattern.before).parent, f"{option} {text}")
     return pattern
 
 
-def check_creatable_folder_and_clean(name: str, option: str) -> None:
+def check_folder_creatable_and_remove_temporaries(name: str, option: str) -> None:
     """Check that folder ``name`` exists, or can be created, and is writable."""
     folder = Path(name)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; {option} takes the name of a folder")
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
-    check_folder_and_remove_abandoned_files(existing, f"{option} {folder}")
+    check_folder_writable_and_remove_temporaries(existing, f"{option} {folder}")
 
 
 def refuse_replacing_unrecorded_files(outputs: Iterable[tuple[str, str | None]]) -> None:
-    """Raise InputError if an output would replace a file that :func:`record_written_file` has not recorded.
+    """Raise InputError if an output would replace a file that :func:`record_file_written_in_block` has not recorded.
 
     Outputs are (option, path); the path of an absent one is None. Empty files may be replaced.
     """
@@ -106,11 +106,11 @@ def refuse_replacing_unrecorded_files(outputs: Iterable[tuple[str, str | None]])
             )
 
 
-def record_written_file(path: str) -> AbstractContextManager[None]:
+def record_file_written_in_block(path: str) -> AbstractContextManager[None]:
     """Record a file that is written in the block, in the hidden folder ``.fullfield`` next to it."""
     from fullfield import __version__
 
-    return Journal(_get_notes_folder(path), "pairs").record_file_when_written(
+    return Journal(_get_notes_folder(path), "pairs").record_file_on_atomic_write(
         os.path.realpath(path), {"version": __version__}
     )
 
@@ -141,23 +141,23 @@ def check_input_and_output_files(
             check_input_file(path, option)
     for option, path, _ in outputs:
         if path is not None:
-            check_output_file_and_clean_folder(path, option)
+            check_output_file_and_remove_temporaries(path, option)
     check_outputs_are_distinct([(option, path) for option, path, _ in outputs], [path for _, path in inputs])
 
 
 def check_outputs_are_distinct(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[str | None] = ()) -> None:
     """Check that no output is an input or another output; outputs are (option, path), None for an absent path."""
-    taken = {_build_file_identity(path): "an input" for path in inputs if path is not None}
+    taken = {_get_inode_or_real_path(path): "an input" for path in inputs if path is not None}
     for option, path in outputs:
         if path is None:
             continue
-        identity = _build_file_identity(path)
+        identity = _get_inode_or_real_path(path)
         if identity in taken:
             raise InputError(f"{option} {path}: is also {taken[identity]}; choose another file")
         taken[identity] = f"written by {option}"
 
 
-def _build_file_identity(path: str) -> tuple[object, ...]:
+def _get_inode_or_real_path(path: str) -> tuple[object, ...]:
     try:
         status = Path(path).stat()
     except OSError:

@@ -41,18 +41,18 @@ def add_warp_and_retime_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
     parser.add_argument("--layer", metavar="NAME", help="EXR layer of the flow: forward, backward, ... [by direction]")
     add_vector_encoding_options(parser)
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
 
 
-def check_flow_and_output_names(args: argparse.Namespace) -> None:
+def check_flow_output_and_codec_options(args: argparse.Namespace) -> None:
     """Check the names of the flow and of the pictures that are written."""
     if not has_number_field(args.flow):
         paths.check_input_file(args.flow, "--flow")
     paths.get_checked_suffix(args.output, "--output", SUFFIXES)
     if has_number_field(args.output):
-        paths.parse_creatable_pattern_and_clean_folder(args.output, "--output", ".exr")
+        paths.parse_pattern_and_remove_temporaries(args.output, "--output", ".exr")
     else:
-        paths.check_output_file_and_clean_folder(args.output, "--output")
+        paths.check_output_file_and_remove_temporaries(args.output, "--output")
     is_video = args.output.lower().endswith(VIDEO_WRITE_SUFFIXES)
     if args.codec is not None and not is_video:
         raise InputError(f"--codec: is for a video, and the output is {args.output}; leave it out")
@@ -80,7 +80,7 @@ def write_missing_pictures_and_count_existing(
 
     settled, plan = job.settle_and_plan_missing_frames(overwrite=args.overwrite)
     if not args.quiet and job.has_records:
-        report.print_plan(job.numbers, plan)
+        report.print_existing_and_outdated_counts(job.numbers, plan)
     with ProgressBar(command, quiet=args.quiet) as progress:
         codec, count = args.codec or VIDEO_CODECS[0], len(plan.missing)
         outcome = write_job_pictures(settled, plan.missing, codec=codec, report=progress.build_frame_callback(count))

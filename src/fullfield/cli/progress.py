@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from fullfield.cli.report import escape_control_characters, print_to_stderr
+from fullfield.cli.report import escape_control_characters, print_to_stderr_ignoring_errors
 
 _SILENT_SECONDS = 1.0
 _REDRAW_SECONDS = 0.1
@@ -47,29 +47,33 @@ class ProgressBar:
             bar = "#" * round(fraction * _BAR)
             self._draw_line(f"{self._label} [{bar:<{_BAR}}] {self._format_progress_line(now, fraction, text)}")
         elif tenth > self._tenth:
-            print_to_stderr(f"fullfield: {self._label} {self._format_progress_line(now, fraction, text)}")
+            print_to_stderr_ignoring_errors(
+                f"fullfield: {self._label} {self._format_progress_line(now, fraction, text)}"
+            )
         else:
             return
         self._tenth, self._last = tenth, now
 
-    def build_span_callback(self, start: float, end: float) -> Callable[[float, str], None]:
+    def start_span_and_build_callback(self, start: float, end: float) -> Callable[[float, str], None]:
         """Return a callback whose 0 to 1 is ``start`` to ``end`` of the whole work."""
         self._origin = (time.monotonic(), start)
         return lambda fraction, text: self(start + fraction * (end - start), text)
 
-    def build_frame_callback(self, count: int, report: Callable[[float], None] | None = None) -> Callable[[int], None]:
-        """Return a callback for the number of each of ``count`` finished frames, from any thread.
+    def build_frame_callback(
+        self, frame_count: int, report_fraction: Callable[[float], None] | None = None
+    ) -> Callable[[int], None]:
+        """Return a callback for the number of each of ``frame_count`` finished frames, from any thread.
 
-        ``report`` receives the finished fraction.
+        ``report_fraction`` receives the finished fraction.
         """
         lock, finished = threading.Lock(), itertools.count(1)
 
         def count_frame(number: int) -> None:
             with lock:
                 position = next(finished)
-                self(position / count, f"frame {number}, {position} of {count}")
-                if report is not None:
-                    report(position / count)
+                self(position / frame_count, f"frame {number}, {position} of {frame_count}")
+                if report_fraction is not None:
+                    report_fraction(position / frame_count)
 
         return count_frame
 
@@ -82,7 +86,7 @@ class ProgressBar:
 
     def _draw_line(self, line: str) -> None:
         width = shutil.get_terminal_size().columns - 1
-        print_to_stderr(f"\r{line[:width]:<{width}}\r", end="")
+        print_to_stderr_ignoring_errors(f"\r{line[:width]:<{width}}\r", end="")
         self._drawn = True
 
 

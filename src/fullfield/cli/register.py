@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--max-error", type=argtypes.parse_positive_number, help="end of the picture's error scale [2 voxels]"
     )
-    report.add_report_options(output, progress=True)
+    report.add_report_options(output, has_quiet_option=True)
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -92,7 +92,7 @@ def run_command(args: argparse.Namespace) -> int:
     watch = report.Stopwatch()
     _check_file_options(args)
     if args.apply is not None:
-        return _write_transformed_cloud(args)
+        return _apply_pose_write_cloud_and_report(args)
     args.seed = 0 if args.seed is None else args.seed
     args.iterations = 50_000 if args.iterations is None else args.iterations
     if args.weights is not None and args.descriptor == "fpfh":
@@ -108,7 +108,7 @@ def run_command(args: argparse.Namespace) -> int:
     from fullfield.registration.register import Settings, load_descriptor_if_learned, register_clouds
 
     check_packages_installed()  # before any work
-    methods.limit_cpu_threads(args.threads)
+    methods.limit_cpu_threads_unless_none(args.threads)
     init = None if args.init is None else read_pose(args.init)
     with report.rename_arguments_in_errors(device="--device"):
         descriptor = load_descriptor_if_learned(
@@ -123,14 +123,14 @@ def run_command(args: argparse.Namespace) -> int:
                 raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
         if args.output is not None:
             check_lossless(args.output, clouds[0])
-        _note_different_coordinate_systems(args.clouds, [cloud.coordinate_system for cloud in clouds])
+        _print_note_if_coordinate_systems_differ(args.clouds, [cloud.coordinate_system for cloud in clouds])
         watch.add_lap("load")
         if len(clouds) > 2:
-            group = register_group(clouds, settings, progress.build_span_callback(0.1, 0.9))
+            group = register_group(clouds, settings, progress.start_span_and_build_callback(0.1, 0.9))
             watch.add_lap("register")
-            return _print_poses_and_write_merged_cloud(args, clouds, group, watch)
+            return _write_merged_print_poses_and_return_code(args, clouds, group, watch)
         has_output = any((args.output, args.merge, args.viz))
-        registering = progress.build_span_callback(0.1, 0.7 if has_output else 1.0)
+        registering = progress.start_span_and_build_callback(0.1, 0.7 if has_output else 1.0)
         result = register_clouds(clouds[0], clouds[1], settings, registering)
         watch.add_lap("register")
         system = clouds[1].coordinate_system
@@ -147,7 +147,7 @@ def run_command(args: argparse.Namespace) -> int:
         pose = result.transform if result.success else result.candidate
         drawn = False
         if args.viz is not None and pose is not None:
-            _write_alignment_picture(args, clouds, result, pose, progress.build_span_callback(0.8, 1.0))
+            _write_alignment_picture(args, clouds, result, pose, progress.start_span_and_build_callback(0.8, 1.0))
             drawn = True
         watch.add_lap("write")
     device = None if descriptor is None else str(descriptor.device)
@@ -166,7 +166,7 @@ def _check_file_options(args: argparse.Namespace) -> None:
         ("--viz", args.viz, IMAGE_WRITE_SUFFIXES),
         ("--pose", args.pose, (".txt",)),
     )
-    pose = None if args.apply is None else _split_pose_argument(args.apply)[0]
+    pose = None if args.apply is None else _split_pose_file_and_cloud_name(args.apply)[0]
     paths.check_input_and_output_files([*inputs, ("--apply", pose)], outputs)
     for name, path in zip(names, args.clouds, strict=True):
         paths.get_checked_suffix(path, name, POINT_SUFFIXES)
@@ -204,17 +204,17 @@ def _read_cloud(path: str, columns: int | None) -> io.PointCloud:
         return io.read_point_cloud(path, columns=columns if path.lower().endswith(".bin") else None)
 
 
-def _write_transformed_cloud(args: argparse.Namespace) -> int:
+def _apply_pose_write_cloud_and_report(args: argparse.Namespace) -> int:
     """Move one cloud by a known pose."""
     from fullfield.io.pointcloud import check_lossless, read_coordinate_system, transform_cloud
 
-    pose, frame = _read_pose_and_frame(args.apply, args.clouds[0])
+    pose, frame = _read_pose_and_target_cloud_name(args.apply, args.clouds[0])
     cloud = _read_cloud(args.clouds[0], args.columns)
     check_lossless(args.output, cloud)
     transformed = transform_cloud(cloud, pose)
     if frame is not None and Path(frame).is_file():
         transformed = replace(transformed, coordinate_system=read_coordinate_system(frame))
-        _note_different_coordinate_systems(
+        _print_note_if_coordinate_systems_differ(
             (args.clouds[0], frame), (cloud.coordinate_system, transformed.coordinate_system)
         )
     io.write_point_cloud(args.output, transformed)
@@ -223,7 +223,7 @@ def _write_transformed_cloud(args: argparse.Namespace) -> int:
     return 0
 
 
-def _split_pose_argument(argument: str) -> tuple[str, str | None]:
+def _split_pose_file_and_cloud_name(argument: str) -> tuple[str, str | None]:
     """Split ``poses.json:NAME`` into the file and the name of the cloud, None without one.
 
     A drive letter of Windows is followed by a colon as well, so only one behind ``.json`` counts.
@@ -232,7 +232,7 @@ def _split_pose_argument(argument: str) -> tuple[str, str | None]:
     return (argument, None) if match is None or Path(argument).exists() else (match[1], match[2])
 
 
-def _read_pose_and_frame(argument: str, cloud: str) -> tuple[NDArray[np.float64], str | None]:
+def _read_pose_and_target_cloud_name(argument: str, cloud: str) -> tuple[NDArray[np.float64], str | None]:
     """Read a pose, the one of ``cloud`` or of the named one where the file is what ``register --json`` printed.
 
     Also return the cloud to whose frame the pose leads, None where the file does not name it. Of two clouds, the target
@@ -243,7 +243,7 @@ def _read_pose_and_frame(argument: str, cloud: str) -> tuple[NDArray[np.float64]
     from fullfield.io.pointcloud import orthonormalize_pose
     from fullfield.registration import read_pose
 
-    path, name = _split_pose_argument(argument)
+    path, name = _split_pose_file_and_cloud_name(argument)
     if not path.lower().endswith(".json"):
         return read_pose(path), None
     kinds = (OSError, ValueError, LookupError, TypeError, AttributeError)
@@ -257,7 +257,7 @@ def _read_pose_and_frame(argument: str, cloud: str) -> tuple[NDArray[np.float64]
             poses = {printed.get("source", ""): printed["transform"]}
             if "target" in printed:
                 poses[printed["target"]] = None if printed["transform"] is None else np.eye(4)
-        matches = _select_matching_names(poses, name or cloud)
+        matches = _select_names_by_path_name_or_stem(poses, name or cloud)
         if not matches and name is None and "poses" not in printed:
             matches = list(poses)[:1]
         if len(matches) != 1:
@@ -273,19 +273,19 @@ def _read_pose_and_frame(argument: str, cloud: str) -> tuple[NDArray[np.float64]
     return orthonormalize_pose(pose, path), frame
 
 
-def _select_matching_names(names: Iterable[str], cloud: str) -> list[str]:
-    """Return which of ``names`` mean ``cloud``: by path, else by file name, else by file name without suffix."""
+def _select_names_by_path_name_or_stem(names: Iterable[str], cloud_path: str) -> list[str]:
+    """Return which of ``names`` mean ``cloud_path``: by path, else by file name, else by file name without suffix."""
     rules: tuple[Callable[[str], bool], ...] = (
-        lambda name: name == cloud,
-        lambda name: _is_same_file(name, cloud),
-        lambda name: _take_file_name(name) == _take_file_name(cloud),
-        lambda name: Path(_take_file_name(name)).stem == Path(_take_file_name(cloud)).stem,
+        lambda name: name == cloud_path,
+        lambda name: _is_same_file(name, cloud_path),
+        lambda name: _get_last_path_component(name) == _get_last_path_component(cloud_path),
+        lambda name: Path(_get_last_path_component(name)).stem == Path(_get_last_path_component(cloud_path)).stem,
     )
     selections = ([name for name in names if is_same(name)] for is_same in rules)
     return next(filter(None, selections), [])
 
 
-def _take_file_name(path: str) -> str:
+def _get_last_path_component(path: str) -> str:
     """Return the last part of a path of any system: poses may have been computed on another one."""
     return re.split(r"[/\\]", path)[-1]
 
@@ -311,7 +311,7 @@ def _write_merged_cloud_and_note_dropped_fields(
     io.write_point_cloud(path, replace(merged, coordinate_system=system))
 
 
-def _note_different_coordinate_systems(paths: Sequence[str], systems: Sequence[CoordinateSystem | None]) -> None:
+def _print_note_if_coordinate_systems_differ(paths: Sequence[str], systems: Sequence[CoordinateSystem | None]) -> None:
     """Print a note where clouds name different coordinate systems: their units or axes may differ."""
     names = {path: system.name for path, system in zip(paths, systems, strict=True) if system is not None}
     if len(set(names.values())) > 1:
@@ -319,7 +319,7 @@ def _note_different_coordinate_systems(paths: Sequence[str], systems: Sequence[C
         report.print_note(f"the coordinate systems differ: {listed}; they are not converted")
 
 
-def _print_poses_and_write_merged_cloud(
+def _write_merged_print_poses_and_return_code(
     args: argparse.Namespace, clouds: list[io.PointCloud], group: GroupRegistration, stopwatch: report.Stopwatch
 ) -> int:
     """Print the pose of each cloud in the frame of the first, and write the merged cloud."""
@@ -350,7 +350,7 @@ def _print_poses_and_write_merged_cloud(
         transform = None if one.transform is None else one.transform.tolist()
         pairs.append({"source": source, "target": target, **values, "transform": transform, "residual": pair.residual})
         words = (
-            f"confidence {one.confidence:.3f}{_describe_doubt(one)}, {_describe_residual(pair, frame)}"
+            f"confidence {one.confidence:.3f}{_describe_doubt_if_any(one)}, {_describe_residual(pair, frame)}"
             if one.success
             else f"refused: {one.reason}{_suggest_next_step(args, one, (clouds[pair.source], clouds[pair.target]))}"
         )
@@ -380,7 +380,7 @@ def _print_poses_and_write_merged_cloud(
     return 0 if group.is_complete else NOT_REGISTERED
 
 
-def _describe_doubt(result: Registration) -> str:
+def _describe_doubt_if_any(result: Registration) -> str:
     return f" (limited: {result.doubt})" if result.doubt else ""
 
 
@@ -511,7 +511,7 @@ def _print_report(
     }
     lines = [" ".join(f"{value:>17.10g}" for value in row) for row in pose or ()]
     lines.append(
-        f"confidence {result.confidence:.3f}{_describe_doubt(result)}, "
+        f"confidence {result.confidence:.3f}{_describe_doubt_if_any(result)}, "
         f"{result.inliers} of {result.matches} matches agree, "
         f"{result.fitness:.1%} of the source touches the target within {result.voxel:.4g}, RMSE {result.rmse:.4g}"
         + (f"; descriptor on {device}" if device else "")

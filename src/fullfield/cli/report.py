@@ -87,7 +87,7 @@ _BIDIRECTIONAL = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 def print_note(text: str, *, kind: str = "note") -> None:
     """Print ``fullfield: KIND: text`` as one line on stderr."""
-    print_to_stderr(f"fullfield: {kind}: {escape_control_characters(' '.join(text.split()))}")
+    print_to_stderr_ignoring_errors(f"fullfield: {kind}: {escape_control_characters(' '.join(text.split()))}")
 
 
 def describe_bars(bars: Bars) -> str:
@@ -95,7 +95,7 @@ def describe_bars(bars: Bars) -> str:
     return f"{bars} have one constant colour; as bars, they are not matched, and their vectors are 0"
 
 
-def print_plan(frame_numbers: Sequence[int], plan: WritePlan) -> None:
+def print_existing_and_outdated_counts(frame_numbers: Sequence[int], plan: WritePlan) -> None:
     """Print how many frames of a run are kept, how many are recomputed, and why."""
     existing = len(frame_numbers) - len(plan.missing)
     if existing:
@@ -120,7 +120,7 @@ def escape_control_characters(text: object, allowed: str = "") -> str:
     return "".join(ascii(c)[1:-1] if c not in allowed and is_control(c) else c for c in str(text))
 
 
-def print_to_stderr(text: str, end: str = "\n") -> None:
+def print_to_stderr_ignoring_errors(text: str, end: str = "\n") -> None:
     """Print to stderr; a stderr that is closed or full changes neither the work nor its exit code."""
     with contextlib.suppress(OSError):
         print(text, end=end, file=sys.stderr, flush=True)
@@ -142,7 +142,7 @@ def print_report(
         print(text)
 
 
-def format_next_command(args: argparse.Namespace, *command: str) -> str:
+def format_next_command_unless_quiet(args: argparse.Namespace, *command: str) -> str:
     """Return a last line that names the command to run next; empty with ``--quiet``."""
     return "" if args.quiet else "\nnext: " + " ".join(shlex.quote(escape_control_characters(word)) for word in command)
 
@@ -157,10 +157,10 @@ def _convert_to_json_value(value: object) -> object:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
-def add_report_options(parser: Any, *, progress: bool = False) -> None:
+def add_report_options(parser: Any, *, has_quiet_option: bool = False) -> None:
     """Add ``--json``, and ``--quiet`` for verbs that show progress."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    if progress:
+    if has_quiet_option:
         parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no notes on stderr")
 
 

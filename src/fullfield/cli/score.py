@@ -22,7 +22,7 @@ from fullfield.cli.options import (
     count_truth_vectors_per_pixel,
     get_layer_arguments,
     get_vector_encoding_arguments,
-    read_truth,
+    read_truth_and_valid_mask,
 )
 from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, get_separate_mask_file, has_exr_suffix
@@ -99,8 +99,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Score, report, and check ``--max-epe``."""
-    images = _list_image_files(args)
-    _check_error_map_and_mask_options(args, folders=Path(args.pred).is_dir())
+    images = _check_and_pair_files_to_score(args)
+    _check_averaging_and_error_map_options(args, has_folders=Path(args.pred).is_dir())
 
     from fullfield.metrics import FlowMetrics
 
@@ -108,7 +108,7 @@ def run_command(args: argparse.Namespace) -> int:
     missing = outside = 0
     values_each = 0
     for files in images:
-        pred, truth, valid, occluded, absent = _load_scoring_inputs(files, args)
+        pred, truth, valid, occluded, absent = _load_tensors_and_count_unpredicted(files, args)
         missing, outside = missing + absent.missing, outside + absent.outside
         value_count = count_truth_vectors_per_pixel(truth)
         if values_each and value_count != values_each:
@@ -132,28 +132,28 @@ def run_command(args: argparse.Namespace) -> int:
     return print_exceeded_max_epe_and_return_code(values["epe"], args.max_epe)
 
 
-def _check_error_map_and_mask_options(args: argparse.Namespace, *, folders: bool) -> None:
-    if args.averaging is not None and not folders:
+def _check_averaging_and_error_map_options(args: argparse.Namespace, *, has_folders: bool) -> None:
+    if args.averaging is not None and not has_folders:
         raise InputError("--averaging: only two folders have a choice; leave it out")
     if args.error_map is None:
         if args.max_error is not None:
             raise InputError("--max-error: applies to --error-map, which is absent")
         return
-    if folders:
+    if has_folders:
         raise InputError("--error-map: expected two files, got two folders")
-    masks = [(option, get_separate_mask_file(mask)) for option, mask in _list_mask_options(args)]
+    masks = [(option, get_separate_mask_file(mask)) for option, mask in _list_mask_options_and_values(args)]
     inputs = [("PRED", args.pred), ("TRUTH", args.truth), *masks]
     paths.check_input_and_output_files(inputs, [("--error-map", args.error_map, IMAGE_WRITE_SUFFIXES)])
 
 
-def _list_mask_options(args: argparse.Namespace) -> list[tuple[str, str | None]]:
+def _list_mask_options_and_values(args: argparse.Namespace) -> list[tuple[str, str | None]]:
     return [("--occlusion", args.occlusion), ("--valid", args.valid), ("--invalid", args.invalid)]
 
 
-def _list_image_files(args: argparse.Namespace) -> list[ImageFiles]:
+def _check_and_pair_files_to_score(args: argparse.Namespace) -> list[ImageFiles]:
     """Return the files to compare, sorted by name."""
     pred, truth = Path(args.pred), Path(args.truth)
-    masks = _list_mask_options(args)
+    masks = _list_mask_options_and_values(args)
     if not pred.is_dir():
         for argument, path in (("PRED", args.pred), ("TRUTH", args.truth), *masks):
             file = path if argument in ("PRED", "TRUTH") else get_separate_mask_file(path)
@@ -171,14 +171,14 @@ def _list_image_files(args: argparse.Namespace) -> list[ImageFiles]:
         others = f" (and {len(stray) - 1} more)" if len(stray) > 1 else ""
         path = (predicted | true)[stray[0]]
         raise InputError(f"{path}: has no counterpart in {other}{others}; both folders must hold the same names")
-    mask_files = [_find_mask_files(option, folder, sorted(predicted)) for option, folder in masks]
+    mask_files = [_find_mask_file_per_stem(option, folder, sorted(predicted)) for option, folder in masks]
     return [
         ImageFiles(str(predicted[stem]), str(true[stem]), *(files.get(stem) for files in mask_files))
         for stem in sorted(predicted)
     ]
 
 
-def _find_mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, str]:
+def _find_mask_file_per_stem(option: str, folder: str | None, stems: list[str]) -> dict[str, str]:
     if folder is None:
         return {}
     if not Path(folder).is_dir() and get_separate_mask_file(folder) is None:  # a channel of each true flow
@@ -211,7 +211,7 @@ class _MissingPredictions(NamedTuple):
     """Where the frame was not known: outside its data window, or under a mask."""
 
 
-def _load_scoring_inputs(
+def _load_tensors_and_count_unpredicted(
     files: ImageFiles, args: argparse.Namespace
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, _MissingPredictions]:
     """Return prediction, truth, pixels to score, occluded pixels, and numbers of pixels without prediction."""
@@ -220,7 +220,7 @@ def _load_scoring_inputs(
     outside = _mark_unpredicted_outside_frame(files.pred, predicted, choice)
     choice = {**get_layer_arguments(args, "truth"), **get_vector_encoding_arguments(args, "truth")}
     choice |= {"vector_scale": args.truth_scale, "has_four_vectors_per_pixel": args.four_values}
-    truth, valid = read_truth(files.truth, pred, files.pred, **choice)
+    truth, valid = read_truth_and_valid_mask(files.truth, pred, files.pred, **choice)
     for option, path, expected in (("--valid", files.valid, True), ("--invalid", files.invalid, False)):
         if path is not None:
             valid = valid & (_read_mask(option, path, pred, files.truth) == expected)

@@ -23,7 +23,7 @@ from fullfield.cli.options import (
     READING_WORDS,
     add_compression_options,
     add_frame_reading_options,
-    get_checked_packing_arguments,
+    get_checked_compression_arguments,
     get_frame_reading_arguments,
     parse_device_names,
 )
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=f"pattern such as mv.%%04d.exr, or a folder: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI)",
     )
-    methods.add_scale_option(methods.add_method_options(parser, common_group=parser))
+    methods.add_scale_option(methods.add_method_option_group(parser, common_group=parser))
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that exist]")
     parser.add_argument(
         "--direction",
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--half", action="store_true", help=".exr: half floats instead of floats")
     parser.add_argument("--occlusion", action="store_true", help="store which pixels are hidden (.exr)")
     parser.add_argument("--overwrite", action="store_true", help="recompute or replace existing files")
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
 
     output = parser.add_argument_group("output")
     output.add_argument("--confidence", action="store_true", help="store how reliable the flow of each pixel is (.exr)")
@@ -119,8 +119,8 @@ def run_command(args: argparse.Namespace) -> int:
 
     if args.ray is not None:  # the nodes of a cluster have other working directories
         frame_files, output = _make_paths_absolute(frame_files, output)
-    methods.limit_cpu_threads(args.threads)
-    devices = _parse_devices_or_ray(args, choice.device)
+    methods.limit_cpu_threads_unless_none(args.threads)
+    devices = _parse_devices_or_use_cpu_for_ray(args, choice.device)
     if args.devices is not None:
         choice = replace(choice, device=devices[0])
     words = {
@@ -147,16 +147,16 @@ def run_command(args: argparse.Namespace) -> int:
             args.threads,
         )
         progress(0.0, "preparing")
-        size = _read_first_readable_frame_size(plates) if devices[0].startswith("cuda") else None
+        size = _measure_first_readable_size_without_bars(plates) if devices[0].startswith("cuda") else None
         choice.load_weights_and_kernels(size, lambda *_: None, quiet=args.quiet)
         job, plan = job.settle_and_plan_missing_frames(choice.estimator, plates, overwrite=args.overwrite)
-        outcome = _write_planned_frames(args, job, plan, choice.estimator, plates, devices, progress)
-        pictures = None if args.viz is None else shot_pictures.write_shot_pictures(args, job, progress)
+        outcome = _write_planned_frames_and_print_problems(args, job, plan, choice.estimator, plates, devices, progress)
+        pictures = None if args.viz is None else shot_pictures.write_shot_pictures_and_summarize(args, job, progress)
     _print_report(args, choice, job, devices, plan, outcome, pictures)
     return 0 if outcome.is_complete else 2
 
 
-def _write_planned_frames(
+def _write_planned_frames_and_print_problems(
     args: argparse.Namespace,
     job: sequences.ShotJob,
     plan: WritePlan,
@@ -169,7 +169,7 @@ def _write_planned_frames(
     from fullfield.sequences.results import Problem
 
     if not args.quiet:
-        report.print_plan(job.numbers, plan)
+        report.print_existing_and_outdated_counts(job.numbers, plan)
     missing = [number for number in plan.missing if plates.is_in_range(number) and not plates.has_frame(number)]
     missing = missing if len(missing) >= _MISSING_IN_ONE_LINE else []
     numbers = sorted(set(plan.missing).difference(missing))
@@ -217,7 +217,7 @@ def _check_options_and_build_output(args: argparse.Namespace, frame_files: Frame
 
     output = args.output
     suffix = paths.get_checked_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
-    packing = get_checked_packing_arguments(args)
+    packing = get_checked_compression_arguments(args)
     maps = [name for name in ("occlusion", "confidence") if getattr(args, name)]
     exr_options = [f"--{name}" for name in maps] + (["--y-axis"] if args.y_axis else [])
     if args.direction == "both":
@@ -239,7 +239,7 @@ def _check_options_and_build_output(args: argparse.Namespace, frame_files: Frame
             continue
         if option == "--st-map":
             paths.get_checked_suffix(pattern, option, (".exr",))
-        paths.parse_creatable_pattern_and_clean_folder(pattern, option, suffix)
+        paths.parse_pattern_and_remove_temporaries(pattern, option, suffix)
     _check_outputs_name_no_plate(args, frame_files)
     y_axis = args.y_axis or "up"
     return Output(output, packing.get("dtype"), packing.get("compression"), y_axis, args.st_map)
@@ -264,7 +264,7 @@ def _check_outputs_name_no_plate(args: argparse.Namespace, frame_files: FrameFil
         output = FramePattern.parse(pattern)
         if plates & {os.path.realpath(output.format_path(n)) for n in frame_files.files or [number]}:
             raise InputError(f"{option} {pattern}: names the plates; choose another name")
-        if _would_be_listed(output.format_path(number), args.plates):
+        if _is_listed_when_written(output.format_path(number), args.plates):
             raise InputError(
                 f"{option} {pattern}: {args.plates} would hold plates and results; choose another folder, or name the "
                 "plates by a pattern such as plate.####.exr"
@@ -273,7 +273,7 @@ def _check_outputs_name_no_plate(args: argparse.Namespace, frame_files: FrameFil
         raise InputError(f"--st-map {args.st_map}: is also written by --output; choose another file")
 
 
-def _would_be_listed(path: str, folder_or_glob: str) -> bool:
+def _is_listed_when_written(path: str, folder_or_glob: str) -> bool:
     """Return whether ``folder_or_glob`` finds the file ``path`` once it exists."""
     (folder, name), (folder_glob, name_glob) = os.path.split(path), os.path.split(folder_or_glob)
     if Path(folder_or_glob).is_dir():
@@ -285,7 +285,7 @@ def _choose_output_pattern(text: str, frame_files: FrameFiles) -> str:
     """Return the output pattern; for a folder, files in it with the names of the plates."""
     if not (Path(text).is_dir() or text.endswith(("/", os.sep))):
         return text
-    paths.check_folder_and_remove_abandoned_files(Path(text), f"--output {text}")
+    paths.check_folder_writable_and_remove_temporaries(Path(text), f"--output {text}")
     folder = text.rstrip("/" + os.sep) or os.sep
     if frame_files.video is not None:
         return f"{folder}/{Path(frame_files.video).stem}.%06d.exr"
@@ -296,13 +296,13 @@ def _choose_output_pattern(text: str, frame_files: FrameFiles) -> str:
     return f"{folder}/{before}%0{frame_files.pattern.digits}d{after}.exr"
 
 
-def _parse_devices_or_ray(args: argparse.Namespace, device: str) -> list[str]:
+def _parse_devices_or_use_cpu_for_ray(args: argparse.Namespace, device: str) -> list[str]:
     if args.ray is not None and args.device == "auto":  # the nodes of a cluster are other machines
         return ["cpu"]
     return parse_device_names(args.devices, device)
 
 
-def _read_first_readable_frame_size(plates: Plates) -> tuple[int, int] | None:
+def _measure_first_readable_size_without_bars(plates: Plates) -> tuple[int, int] | None:
     """Return height and width of the first plate that can be read, without bars."""
     from fullfield.estimators.bars import measure_picture_size
 
@@ -378,5 +378,5 @@ def _print_report(
     )
     text = f"{report.escape_control_characters(args.output)}: {summary}" + ("" if pictures is None else f"\n{pictures}")
     if outcome.is_complete:
-        text += report.format_next_command(args, "fullfield", "view", args.output)
+        text += report.format_next_command_unless_quiet(args, "fullfield", "view", args.output)
     report.print_report(args, content, text, has_peak_memory=True)

@@ -55,11 +55,11 @@ def check_picture_options(
     suffix = paths.get_checked_suffix(args.viz, "--viz", (*IMAGE_WRITE_SUFFIXES, *VIDEO_WRITE_SUFFIXES))
     if suffix in VIDEO_WRITE_SUFFIXES:
         inputs = [args.plates, *map(str, frame_files.files.values())]
-        paths.check_output_file_and_clean_folder(args.viz, "--viz")
+        paths.check_output_file_and_remove_temporaries(args.viz, "--viz")
         paths.check_outputs_are_distinct([("--viz", args.viz)], inputs)
         files = [args.viz]
     else:
-        pattern = paths.parse_creatable_pattern_and_clean_folder(args.viz, "--viz", suffix)
+        pattern = paths.parse_pattern_and_remove_temporaries(args.viz, "--viz", suffix)
         outputs = [FramePattern.parse(text) for text in (args.output, args.st_map) if text]
         taken = {os.path.realpath(path) for path in frame_files.files.values()}
         number = next(iter(frame_files.files), 1)
@@ -71,7 +71,9 @@ def check_picture_options(
         paths.refuse_replacing_unrecorded_files([("--viz", path) for path in files])
 
 
-def write_shot_pictures(args: argparse.Namespace, job: ShotJob, progress: Callable[[float, str], None]) -> str:
+def write_shot_pictures_and_summarize(
+    args: argparse.Namespace, job: ShotJob, progress: Callable[[float, str], None]
+) -> str:
     """Draw the frames that have a file; return the line of the report."""
 
     def read_flows(number: int) -> list[io.FlowData]:
@@ -112,7 +114,7 @@ def _draw_stored_frame(job: ShotJob, number: int, kind: str, frame: Tensor | Non
         return viz.frame_to_image(plane[None].expand(3, -1, -1))
     layer: dict[str, Any] = {"layer": next(iter(job.settings.offsets))} if job.output.suffix == ".exr" else {}
     flow, valid = io.read_flow(path, **layer)
-    return flow_visualization.FlowVisualization(flow, valid, frame, max_motion=max_motion).draw_kind(kind)
+    return flow_visualization.FlowVisualization(flow, valid, frame, max_motion=max_motion).draw_picture(kind)
 
 
 @contextmanager
@@ -123,7 +125,7 @@ def _open_picture_writer(args: argparse.Namespace, job: ShotJob) -> Iterator[Cal
 
         def write_file(number: int, picture: Tensor) -> None:
             path = pattern.format_path(number)
-            with paths.record_written_file(path):
+            with paths.record_file_written_in_block(path):
                 io.write_image(path, picture)
 
         yield write_file
@@ -134,7 +136,7 @@ def _open_picture_writer(args: argparse.Namespace, job: ShotJob) -> Iterator[Cal
 
         rate = read_frame_rate(job.frame_files.video)
     writer: io.VideoWriter | None = None
-    with paths.record_written_file(args.viz):
+    with paths.record_file_written_in_block(args.viz):
         try:
 
             def write_picture(number: int, picture: Tensor) -> None:

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     loop.add_argument("--device", default="auto", metavar="NAME", help=methods.DEVICE_HELP)
     loop.add_argument("--workers", type=argtypes.parse_thread_count, default=1, help="processes that cut pairs")
     loop.add_argument("--threads", type=argtypes.parse_thread_count, help="CPU threads of this process [all]")
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -79,13 +79,13 @@ def run_command(args: argparse.Namespace) -> int:
         paths.check_input_file(pose, "--posed-pairs")
     if args.start not in (None, "learned"):
         paths.check_input_file(args.start, "--start")
-    paths.check_creatable_folder_and_clean(args.output, "--output")
+    paths.check_folder_creatable_and_remove_temporaries(args.output, "--output")
 
     from fullfield.registration.learned_network import DescriptorConfig
     from fullfield.training import DescriptorTraining, train_descriptor
     from fullfield.training.descriptor import DescriptorRow
 
-    methods.limit_cpu_threads(args.threads)
+    methods.limit_cpu_threads_unless_none(args.threads)
     watch = report.Stopwatch()
     with (
         ProgressBar("train", quiet=args.quiet) as progress,
@@ -116,6 +116,8 @@ def run_command(args: argparse.Namespace) -> int:
         f"{last.precision:.1%} of the mutual matches right on synthetic pairs that it has not seen"
     )
     text = f"{report.escape_control_characters(weights)}: {summary}"
-    text += report.format_next_command(args, "fullfield", "register", "a.ply", "b.ply", "--weights", weights)
+    text += report.format_next_command_unless_quiet(
+        args, "fullfield", "register", "a.ply", "b.ply", "--weights", weights
+    )
     report.print_report(args, properties, text, has_peak_memory=True)
     return 0

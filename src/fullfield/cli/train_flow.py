@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield import _check
-from fullfield._check import InputError, suggest_nearest
+from fullfield._check import InputError, format_did_you_mean_hint
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.options import add_config_options
 from fullfield.cli.progress import ProgressBar
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_data_options(parser.add_argument_group("data"))
     _add_training_options(parser.add_argument_group("training"))
     _add_run_options(parser.add_argument_group("run"))
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
 
 
 def _add_start_options(group: Any) -> None:
@@ -151,7 +151,7 @@ def _add_run_options(group: Any) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Check, train, report."""
-    paths.check_creatable_folder_and_clean(args.output, "--output")
+    paths.check_folder_creatable_and_remove_temporaries(args.output, "--output")
     if args.after is not None and not Path(args.after).is_dir():
         raise InputError(f"--after {args.after}: no such folder")
     if args.init is not None and args.after is not None:
@@ -166,7 +166,7 @@ def run_command(args: argparse.Namespace) -> int:
     from fullfield.training.flow.ranks import choose_rank_device, join_process_group
     from fullfield.training.flow.stepping import choose_training_precision
 
-    methods.limit_cpu_threads(args.threads)
+    methods.limit_cpu_threads_unless_none(args.threads)
     words = report.map_arguments_to_options(args) | {"seconds": "--minutes"}
     watch = report.Stopwatch()
     with rename_arguments_in_errors(**words):
@@ -201,7 +201,7 @@ def run_command(args: argparse.Namespace) -> int:
         if not args.quiet:
             report.print_note(f"{args.output}: continues from step {step}")
 
-    with join_process_group(device) as team, _defer_ctrl_c(is_alone=team.count == 1) as is_interrupted:
+    with join_process_group(device) as team, _defer_first_ctrl_c(is_only_process=team.count == 1) as is_interrupted:
         with (
             ProgressBar("train", quiet=args.quiet or not team.is_first) as progress,
             rename_arguments_in_errors(**words),
@@ -218,7 +218,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _defer_ctrl_c(*, is_alone: bool) -> Iterator[Callable[[], bool]]:
+def _defer_first_ctrl_c(*, is_only_process: bool) -> Iterator[Callable[[], bool]]:
     """Return a function that reports the first Ctrl-C, which waits for the step; the second one interrupts at once.
 
     Several processes, which would have to agree on the step, are interrupted at once. A process that ignores Ctrl-C, as
@@ -226,7 +226,7 @@ def _defer_ctrl_c(*, is_alone: bool) -> Iterator[Callable[[], bool]]:
     """
     interrupted = threading.Event()
     is_main_thread = threading.current_thread() is threading.main_thread()
-    if not is_alone or not is_main_thread or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    if not is_only_process or not is_main_thread or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield interrupted.is_set
         return
 
@@ -273,11 +273,13 @@ def _build_network_with_initial_weights(args: argparse.Namespace, device: torch.
     return model.to(device)
 
 
-def _parse_data_name_folder_and_weight(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, float]:
+def _parse_data_name_folder_and_weight(
+    text: str, option: str, *, can_have_weight: bool
+) -> tuple[str, str | None, float]:
     """Read ``NAME[:FOLDER][=WEIGHT]``."""
     match = _SOURCE_PATTERN.fullmatch(text)
-    if match is None or (match["weight"] is not None and not weighted):
-        pattern = "NAME[:FOLDER][=WEIGHT]" if weighted else "NAME[:FOLDER]"
+    if match is None or (match["weight"] is not None and not can_have_weight):
+        pattern = "NAME[:FOLDER][=WEIGHT]" if can_have_weight else "NAME[:FOLDER]"
         raise InputError(f"{option} {text}: expected {pattern}, such as synthetic or chairs:/data/chairs")
     weight = 1.0
     if match["weight"] is not None:
@@ -290,7 +292,7 @@ def _parse_data_name_folder_and_weight(text: str, option: str, *, weighted: bool
     return match["name"], match["folder"], weight
 
 
-def _parse_style_name(name: str) -> str:
+def _parse_synthetic_style_name(name: str) -> str:
     """Return STYLE of ``synthetic-STYLE``, and the usual one of ``synthetic``."""
     return name.partition("-")[2] if "-" in name else "usual"
 
@@ -298,14 +300,14 @@ def _parse_style_name(name: str) -> str:
 def _get_scene_style(name: str, option: str) -> SceneStyle:
     """Return the style of ``synthetic`` or ``synthetic-STYLE``."""
     with rename_arguments_in_errors(style=f"{option} {name}"):
-        return SceneStyle.from_preset(_parse_style_name(name))
+        return SceneStyle.from_preset(_parse_synthetic_style_name(name))
 
 
 def _open_dataset_in_folder(name: str, folder: str, option: str) -> Any:
     from fullfield.datasets import DATASETS, open_dataset
 
     if name not in DATASETS:
-        hint = suggest_nearest(name, [*DATASETS])
+        hint = format_did_you_mean_hint(name, [*DATASETS])
         raise InputError(f"{option} {name}:{folder}: expected one of {', '.join(DATASETS)}, got {name!r}{hint}")
     return open_dataset(name, folder)
 
@@ -328,7 +330,7 @@ def _build_pair_source(
     sources: list[tuple[PairSource, float]] = []
     seed = args.seed  # synthetic pairs of every part have their own
     for text in args.data:
-        name, folder, weight = _parse_data_name_folder_and_weight(text, "--data", weighted=True)
+        name, folder, weight = _parse_data_name_folder_and_weight(text, "--data", can_have_weight=True)
         source: PairSource
         if folder is None:
             source = create_generator(_get_scene_style(name, "--data"), seed, args.workers)
@@ -375,7 +377,7 @@ def _build_validation_if_requested(
 
     sets: dict[str, Any] = {}
     for text in args.validate:
-        name, folder, _ = _parse_data_name_folder_and_weight(text, "--validate", weighted=False)
+        name, folder, _ = _parse_data_name_folder_and_weight(text, "--validate", can_have_weight=False)
         if text in sets:
             raise InputError(f"--validate {text}: is given twice")
         if folder is None:
@@ -387,8 +389,8 @@ def _build_validation_if_requested(
 
 def _collect_training_inputs(args: argparse.Namespace) -> dict[str, Any]:
     """Return what decides the weights besides the training's configuration."""
-    data = [_parse_data_name_folder_and_weight(text, "--data", weighted=True) for text in args.data]
-    scenes = {_parse_style_name(name) for name, folder, _ in data if folder is None}
+    data = [_parse_data_name_folder_and_weight(text, "--data", can_have_weight=True) for text in args.data]
+    scenes = {_parse_synthetic_style_name(name) for name, folder, _ in data if folder is None}
     recipe: dict[str, Any] = {
         "network": args.network,
         "init": None,
@@ -444,5 +446,7 @@ def _print_report(
     text = f"{report.escape_control_characters(weights)}: {summary}"
     if trained.completed >= 1:
         method = ("--method", args.network, "--weights", weights)
-        text += report.format_next_command(args, "fullfield", "flow", "a.png", "b.png", "-o", "flow.flo", *method)
+        text += report.format_next_command_unless_quiet(
+            args, "fullfield", "flow", "a.png", "b.png", "-o", "flow.flo", *method
+        )
     report.print_report(args, properties, text, has_peak_memory=True)

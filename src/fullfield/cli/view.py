@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flow_visualization.add_max_motion_option(parser)
     parser.add_argument("--layer", metavar="NAME", help="EXR layer to show as forward flow [forward and backward]")
     add_vector_encoding_options(parser)
-    report.add_report_options(parser, progress=True)
+    report.add_report_options(parser, has_quiet_option=True)
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -73,12 +73,12 @@ def run_command(args: argparse.Namespace) -> int:
     stem = files.pattern.before.rstrip("._- ") if files.pattern is not None else "view"
     output = args.output or f"{stem or 'view'}.html"
     paths.get_checked_suffix(output, "--output", (".html", ".htm"))
-    paths.check_output_file_and_clean_folder(output, "--output")
+    paths.check_output_file_and_remove_temporaries(output, "--output")
 
     stored = sequences.Output(str(files.pattern))
     settings = stored.read_and_check_settings()
     reference = settings.get("reference")
-    draw = _build_reference_overlay_function(args, reference)
+    draw = _build_reference_overlay_if_followed(args, reference)
     plates, reason = _open_plates_or_explain_absence(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
         report.print_note(f"the page has no plates: {reason}; name them with --plates")
@@ -131,7 +131,7 @@ def _open_plates_or_explain_absence(
         return None, str(error)
 
 
-def _build_reference_overlay_function(
+def _build_reference_overlay_if_followed(
     args: argparse.Namespace, reference: int | None
 ) -> Callable[[ViewFrame], ViewFrame] | None:
     """Return what draws the grid or the paint on the frames of a followed shot; None for flow to neighbours."""

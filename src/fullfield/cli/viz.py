@@ -21,7 +21,7 @@ from fullfield.cli.options import (
     count_truth_vectors_per_pixel,
     get_layer_arguments,
     list_used_frame_reading_options,
-    read_truth,
+    read_truth_and_valid_mask,
     refuse_layer_options_without_flow,
 )
 from fullfield.cli.report import check_same_size, rename_arguments_in_errors
@@ -74,12 +74,12 @@ def run_command(args: argparse.Namespace) -> int:
         choice["window"] = read_flow_window(args.flow, **choice).data
     flow, valid = io.read_flow(args.flow, **choice)
     area = choice.get("window")
-    truth, truth_valid = _read_truth_if_requested(args, flow, area)
+    truth, truth_valid = _read_truth_and_valid_if_requested(args, flow, area)
     frame1, frame2 = _read_requested_frames(args, flow, area)
     visualization = flow_visualization.FlowVisualization(
         flow, valid, frame1, frame2, truth, truth_valid, args.max_motion, args.max_error
     )
-    io.write_image(args.output, visualization.draw_kind_for_file(args.kind, args.output))
+    io.write_image(args.output, visualization.draw_picture_or_floats_for_file(args.kind, args.output))
     properties = {
         **report.select_attributes(args, "output", "flow", "kind"),
         **visualization.get_scale_maxima_px(args.kind),
@@ -117,7 +117,7 @@ def _check_kind_and_file_options(args: argparse.Namespace) -> None:
     paths.check_input_and_output_files(inputs, [("--output", args.output, IMAGE_WRITE_SUFFIXES)])
 
 
-def _read_truth_if_requested(
+def _read_truth_and_valid_if_requested(
     args: argparse.Namespace, flow: Tensor, display_box: Box | None
 ) -> tuple[Tensor | None, Tensor | None]:
     if args.truth is None:
@@ -125,7 +125,9 @@ def _read_truth_if_requested(
     choice: dict[str, Any] = get_layer_arguments(args, "truth")
     if display_box is not None and has_exr_suffix(args.truth):
         choice["window"] = display_box
-    truth, valid = read_truth(args.truth, flow, args.flow, has_four_vectors_per_pixel=args.four_values, **choice)
+    truth, valid = read_truth_and_valid_mask(
+        args.truth, flow, args.flow, has_four_vectors_per_pixel=args.four_values, **choice
+    )
     if count_truth_vectors_per_pixel(truth) == 4 and not args.four_values:
         report.print_note(f"{args.truth}: {FOUR_VALUES}")
     return truth, valid

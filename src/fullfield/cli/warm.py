@@ -24,8 +24,8 @@ _SIZE = (48, 64)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield warm``."""
     parser.add_argument("--size", type=argtypes.parse_wxh_as_height_width, help="size of the frames, for a GPU")
-    methods.add_method_options(parser)
-    report.add_report_options(parser, progress=True)
+    methods.add_method_option_group(parser)
+    report.add_report_options(parser, has_quiet_option=True)
     methods.add_parameter_options(parser)
 
 
@@ -38,7 +38,7 @@ def run_command(args: argparse.Namespace) -> int:
 
     from fullfield._kernels.cache_folder import find_or_create_writable_folder
 
-    methods.limit_cpu_threads(args.threads)
+    methods.limit_cpu_threads_unless_none(args.threads)
     size = args.size or _SIZE
     frames = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     with (

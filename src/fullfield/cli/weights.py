@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             task.add_argument("names", nargs="+", metavar="NAME", help="entries of the list")
         elif name == "path":
             task.add_argument("name", metavar="NAME", help="entry of the list")
-        report.add_report_options(task, progress=name == "fetch")
+        report.add_report_options(task, has_quiet_option=name == "fetch")
         task.set_defaults(run=run)
 
 
@@ -73,11 +73,11 @@ def _print_weights_list(args: argparse.Namespace) -> int:
 
 
 def _fetch_weights_and_print_paths(args: argparse.Namespace) -> int:
-    entries = [_get_weights_entry(name) for name in args.names]
+    entries = [_get_weights_entry_or_raise(name) for name in args.names]
     paths = {}
     with ProgressBar("weights", quiet=args.quiet) as progress:
         for index, entry in enumerate(entries):
-            entry_progress = progress.build_span_callback(index / len(entries), (index + 1) / len(entries))
+            entry_progress = progress.start_span_and_build_callback(index / len(entries), (index + 1) / len(entries))
             path = fetch_weights(entry, build_download_callback(entry_progress, entry.name))
             paths[entry.name] = str(path)
             if not args.json:
@@ -88,7 +88,7 @@ def _fetch_weights_and_print_paths(args: argparse.Namespace) -> int:
 
 
 def _print_weights_path(args: argparse.Namespace) -> int:
-    entry = _get_weights_entry(args.name)
+    entry = _get_weights_entry_or_raise(args.name)
     path = find_local_weights(entry)
     if path is None:
         raise InputError(f"{entry.name}: is not on this machine; run 'fullfield weights fetch {entry.name}'")
@@ -99,7 +99,7 @@ def _print_weights_path(args: argparse.Namespace) -> int:
     return 0
 
 
-def _get_weights_entry(name: str) -> WeightsEntry:
+def _get_weights_entry_or_raise(name: str) -> WeightsEntry:
     if name not in WEIGHTS:
         raise InputError(f"{name}: no such entry; see fullfield weights list")
     return WEIGHTS[name]

@@ -30,7 +30,7 @@ class PairRecord(Protocol):
         """Name of the pair, unique within the data set."""
 
     @property
-    def inputs(self) -> tuple[Path, ...]:
+    def input_files(self) -> tuple[Path, ...]:
         """Files that an estimate depends on."""
 
 
@@ -50,14 +50,14 @@ class PairSequence(Sequence[Sample], Generic[RecordType, Sample]):
 
     def __init__(self, name: str, root: str | os.PathLike[str], records: Sequence[RecordType]) -> None:
         self.name = name
-        self.root = Path(_check.check_path(root, "root"))
+        self.root = Path(_check.convert_path_to_text(root, "root"))
         if not records:
             raise InputError(f"{root}: expected pairs of {self.pair_kind} of {name}, found none")
         self.records = tuple(records)
         seen: set[str] = set()
         for record in self.records:
             if record.name in seen:
-                raise InputError(f"{record.inputs[0]}: {name} has two pairs called {record.name}")
+                raise InputError(f"{record.input_files[0]}: {name} has two pairs called {record.name}")
             seen.add(record.name)
 
     def __repr__(self) -> str:
@@ -149,7 +149,7 @@ class FlowRecord:
     index: int = 0
 
     @property
-    def inputs(self) -> tuple[Path, Path]:
+    def input_files(self) -> tuple[Path, Path]:
         """Files that an estimate depends on."""
         return self.frame1, self.frame2
 
@@ -211,16 +211,16 @@ class FlowDataset(PairSequence[FlowRecord, FlowSample]):
         if record.invalid is not None:
             valid = valid & ~self._read_nonblack_mask(record.invalid, valid)
         if record.frame1.suffix.lower() in _FLOAT_SUFFIXES:
-            frame_valid = self.read_masked_frame(record.frame1)[1]
+            frame_valid = self.read_frame_and_valid_mask(record.frame1)[1]
             if frame_valid is not None and frame_valid.shape == valid.shape:
                 valid = valid & frame_valid
         return TrueFlow(values, valid, self.read_occlusion(record, valid))
 
     def read_frame(self, path: Path) -> Tensor:
         """Read a frame as [3, H, W]; it is 0 where it is not known."""
-        return self.read_masked_frame(path)[0]
+        return self.read_frame_and_valid_mask(path)[0]
 
-    def read_masked_frame(self, path: Path) -> tuple[Tensor, Tensor | None]:
+    def read_frame_and_valid_mask(self, path: Path) -> tuple[Tensor, Tensor | None]:
         """Read a frame as [3, H, W], and where it is known, bool [H, W]; None: everywhere.
 
         It is not known outside an EXR's data window, and where values are NaN or infinite.

@@ -18,10 +18,10 @@ from fullfield.datasets.layout import (
     list_consecutive_pairs,
     list_files_with_suffix,
     list_subfolders,
-    parse_last_number,
+    parse_last_number_or_minus_one,
     read_text_lines,
     require_companion_file,
-    require_file_if_has_folder,
+    require_file_unless_folder_is_none,
     require_folder,
     require_nonempty,
 )
@@ -53,7 +53,7 @@ class Sintel(FlowDataset):
     def __init__(self, root: str | os.PathLike[str], *, split: str = "training", render: str = "clean") -> None:
         _check.check_choice(split, "split", self.SPLITS)
         _check.check_choice(render, "render", self.RENDERS if split == "training" else self.RENDERS[:2])
-        base = Path(_check.check_path(root, "root"))
+        base = Path(_check.convert_path_to_text(root, "root"))
         frames = require_folder(base, split, render, description="Sintel's frames")
         flow = require_folder(base, split, "flow", description="Sintel's true flow") if split == "training" else None
         maps = [None if flow is None else get_folder_if_exists(base, split, name) for name in ("occlusions", "invalid")]
@@ -61,12 +61,15 @@ class Sintel(FlowDataset):
         for scene in require_nonempty(list_subfolders(frames), frames, "a folder for each scene"):
             for first, second in list_consecutive_pairs(list_files_with_suffix(scene, (".png",))):
                 name = f"{scene.name}/{first.stem}"
-                truth = require_file_if_has_folder(flow, f"{name}.flo", first)
+                truth = require_file_unless_folder_is_none(flow, f"{name}.flo", first)
                 hidden, unscored = (
-                    require_file_if_has_folder(map_folder, f"{scene.name}/{first.name}", first) for map_folder in maps
+                    require_file_unless_folder_is_none(map_folder, f"{scene.name}/{first.name}", first)
+                    for map_folder in maps
                 )
                 records.append(
-                    FlowRecord(name, first, second, truth, hidden, unscored, scene.name, parse_last_number(first))
+                    FlowRecord(
+                        name, first, second, truth, hidden, unscored, scene.name, parse_last_number_or_minus_one(first)
+                    )
                 )
         super().__init__(f"sintel-{render}" if split == "training" else f"sintel-{render}-test", root, records)
 
@@ -79,7 +82,7 @@ class _KITTI(FlowDataset):
 
     def __init__(self, root: str | os.PathLike[str], *, split: str = "training") -> None:
         _check.check_choice(split, "split", self.SPLITS)
-        base = Path(_check.check_path(root, "root"))
+        base = Path(_check.convert_path_to_text(root, "root"))
         frames_name = next(
             (name for name in self.frame_folders if (base / split / name).is_dir()), self.frame_folders[0]
         )
@@ -93,9 +96,19 @@ class _KITTI(FlowDataset):
             if not first.stem.endswith("_10"):
                 continue
             second = require_companion_file(frames / first.name.replace("_10.", "_11."), first)
-            flow, seen = (require_file_if_has_folder(map_folder, first.name, first) for map_folder in (truth, visible))
+            flow, seen = (
+                require_file_unless_folder_is_none(map_folder, first.name, first) for map_folder in (truth, visible)
+            )
             records.append(
-                FlowRecord(first.stem, first, second, flow, seen, sequence=first.stem, index=parse_last_number(first))
+                FlowRecord(
+                    first.stem,
+                    first,
+                    second,
+                    flow,
+                    seen,
+                    sequence=first.stem,
+                    index=parse_last_number_or_minus_one(first),
+                )
             )
         name = f"kitti-{self.year}"
         super().__init__(name if split == "training" else f"{name}-test", root, records)
@@ -194,12 +207,16 @@ class Spring(FlowDataset):
             for first, second in list_consecutive_pairs(
                 list_files_with_suffix(frames, (".png",)), backward=direction == "BW"
             ):
-                name = f"{stem}_{parse_last_number(first):04d}"
+                name = f"{stem}_{parse_last_number_or_minus_one(first):04d}"
                 truth, match = (
-                    require_file_if_has_folder(flow, f"{name}.flo5", first),
-                    require_file_if_has_folder(matches, f"matchmap_{name}.png", first),
+                    require_file_unless_folder_is_none(flow, f"{name}.flo5", first),
+                    require_file_unless_folder_is_none(matches, f"matchmap_{name}.png", first),
                 )
-                index = parse_last_number(first) if direction == "FW" else -parse_last_number(first)
+                index = (
+                    parse_last_number_or_minus_one(first)
+                    if direction == "FW"
+                    else -parse_last_number_or_minus_one(first)
+                )
                 records.append(FlowRecord(f"{scene.name}/{name}", first, second, truth, match, None, sequence, index))
         tail = "".join(f"-{word}" for word, usual in ((camera, "left"), (direction.lower(), "fw")) if word != usual)
         super().__init__(f"spring{tail}" if split == "train" else f"spring{tail}-test", root, records)
@@ -231,7 +248,9 @@ class HD1K(FlowDataset):
             flow, sequence = truth / first.name, first.stem.rsplit("_", 1)[0]
             if flow.is_file():
                 records.append(
-                    FlowRecord(first.stem, first, second, flow, sequence=sequence, index=parse_last_number(first))
+                    FlowRecord(
+                        first.stem, first, second, flow, sequence=sequence, index=parse_last_number_or_minus_one(first)
+                    )
                 )
         super().__init__("hd1k", root, records)
 
@@ -257,7 +276,7 @@ class FlyingChairs(FlowDataset):
 
     def __init__(self, root: str | os.PathLike[str], *, split: str = "all") -> None:
         _check.check_choice(split, "split", self.SPLITS)
-        base = Path(_check.check_path(root, "root"))
+        base = Path(_check.convert_path_to_text(root, "root"))
         data = base / "data" if (base / "data").is_dir() else base
         if not data.is_dir():
             raise InputError(f"{data}: expected the folder of FlyingChairs, but it does not exist")
@@ -268,7 +287,9 @@ class FlyingChairs(FlowDataset):
                     stem = path.name.removesuffix(first)
                     frame2, truth = (require_companion_file(data / f"{stem}{end}", path) for end in (second, flow))
                     records.append(
-                        FlowRecord(stem, path, frame2, truth, sequence=stem, index=parse_last_number(Path(stem)))
+                        FlowRecord(
+                            stem, path, frame2, truth, sequence=stem, index=parse_last_number_or_minus_one(Path(stem))
+                        )
                     )
         if split != "all":
             records = _select_records_listed_in_split(records, base / "FlyingChairs_train_val.txt", split)
@@ -335,7 +356,11 @@ class FlyingThings3D(FlowDataset):
                 ):
                     file = f"OpticalFlowInto{direction.capitalize()}_{first.stem}_{camera[0].upper()}.pfm"
                     name, truth = f"{sequence}_{first.stem}", require_companion_file(flow / file, first)
-                    index = parse_last_number(first) if direction == "future" else -parse_last_number(first)
+                    index = (
+                        parse_last_number_or_minus_one(first)
+                        if direction == "future"
+                        else -parse_last_number_or_minus_one(first)
+                    )
                     records.append(FlowRecord(name, first, second, truth, None, None, sequence, index))
         words = [("-test", split == "TEST"), ("-right", camera == "right"), ("-past", direction == "past")]
         super().__init__(f"things-{render}" + "".join(word for word, said in words if said), root, records)
@@ -417,7 +442,9 @@ class KubricNK(FlowDataset):
                 flow = require_companion_file(scene / f"forward_flow_{count}.png", first)
                 name = f"{scene.name}/rgba_{count}"
                 records.append(
-                    FlowRecord(name, first, second, flow, sequence=scene.name, index=parse_last_number(first))
+                    FlowRecord(
+                        name, first, second, flow, sequence=scene.name, index=parse_last_number_or_minus_one(first)
+                    )
                 )
         super().__init__(f"kubric-{resolution}", root, records)
 

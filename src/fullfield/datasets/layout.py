@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fullfield._check import InputError, check_path
+from fullfield._check import InputError, convert_path_to_text
 
 _NUMBER = re.compile(r"(\d+)(?!.*\d)")
 
 
 def require_folder(root: str | os.PathLike[str], *parts: str, description: str) -> Path:
     """Return ``root/parts``, which must be a folder."""
-    path = Path(check_path(root, "root"), *parts)
+    path = Path(convert_path_to_text(root, "root"), *parts)
     if not path.is_dir():
         missing = next(p for p in (*reversed(path.parents), path) if not p.is_dir())
         kind = "is a file" if missing.exists() else "does not exist"
@@ -36,16 +36,18 @@ def list_files_with_suffix(root: Path, suffixes: Iterable[str]) -> list[Path]:
         for entry in os.scandir(root)
         if entry.is_file() and not entry.name.startswith(".") and Path(entry.name).suffix.lower() in expected
     ]
-    return sorted(paths, key=lambda path: (strip_last_number(path), parse_last_number(path), path.name))
+    return sorted(
+        paths, key=lambda path: (get_name_before_last_number(path), parse_last_number_or_minus_one(path), path.name)
+    )
 
 
-def parse_last_number(path: Path) -> int:
+def parse_last_number_or_minus_one(path: Path) -> int:
     """Return the last number in the file's name; -1 without one."""
     match = _NUMBER.search(path.stem)
     return int(match.group(1)) if match else -1
 
 
-def strip_last_number(path: Path) -> str:
+def get_name_before_last_number(path: Path) -> str:
     """Return the file's name before its last number."""
     match = _NUMBER.search(path.stem)
     return path.stem[: match.start()] if match else path.stem
@@ -59,8 +61,8 @@ def list_consecutive_pairs(frames: list[Path], *, backward: bool = False) -> lis
     pairs = [
         (first, second)
         for first, second in itertools.pairwise(frames)
-        if parse_last_number(second) == parse_last_number(first) + 1
-        and strip_last_number(second) == strip_last_number(first)
+        if parse_last_number_or_minus_one(second) == parse_last_number_or_minus_one(first) + 1
+        and get_name_before_last_number(second) == get_name_before_last_number(first)
     ]
     return [(second, first) for first, second in reversed(pairs)] if backward else pairs
 
@@ -82,7 +84,7 @@ def read_text_lines(path: Path) -> list[str]:
         ) from None
 
 
-def iterate_pair_list_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
+def iterate_line_labels_and_words(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the lines of a list of pairs: a name of the line for errors, and its words.
 
     Tabs separate the words where there are any. Empty lines and those that begin with # are skipped.
@@ -106,9 +108,9 @@ def get_folder_if_exists(root: Path, *parts: str) -> Path | None:
     return path if path.is_dir() else None
 
 
-def require_file_if_has_folder(root: Path | None, name: str, required_by: Path) -> Path | None:
+def require_file_unless_folder_is_none(folder: Path | None, name: str, required_by: Path) -> Path | None:
     """Return :func:`require_companion_file` of a file in a folder; None where there is no such folder."""
-    return None if root is None else require_companion_file(root / name, required_by)
+    return None if folder is None else require_companion_file(folder / name, required_by)
 
 
 def require_listed_file(root: Path, name: str, line: str) -> Path:

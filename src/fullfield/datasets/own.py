@@ -11,17 +11,17 @@ from fullfield.datasets.base import FlowDataset, FlowRecord
 from fullfield.datasets.layout import (
     convert_path_to_relative_pair_name,
     get_folder_if_exists,
-    iterate_pair_list_lines,
+    get_name_before_last_number,
+    iterate_line_labels_and_words,
     list_consecutive_pairs,
     list_files_with_suffix,
     list_subfolders,
-    parse_last_number,
+    parse_last_number_or_minus_one,
     require_companion_file,
-    require_file_if_has_folder,
+    require_file_unless_folder_is_none,
     require_folder,
     require_listed_file,
     require_nonempty,
-    strip_last_number,
 )
 from fullfield.io.names import ARRAY_SUFFIXES, FLOW_SUFFIXES, FRAME_SUFFIXES
 
@@ -73,7 +73,7 @@ class Pairs(FlowDataset):
 
 def _read_pairs_from_list(listing: Path) -> list[FlowRecord]:
     records = []
-    for line, words in iterate_pair_list_lines(listing):
+    for line, words in iterate_line_labels_and_words(listing):
         if not 2 <= len(words) <= len(_COLUMNS):
             raise InputError(f"{line} should hold 2 to {len(_COLUMNS)} files, got {len(words)}")
         if "-" in words[:2]:
@@ -105,9 +105,11 @@ def _list_numbered_pairs(base: Path, prefix: str) -> list[FlowRecord]:
             masks_by_kind[kind] = None if paths_by_stem is None else paths_by_stem[first.stem]
         name = f"{prefix}/{first.stem}" if prefix else first.stem
         masks = masks_by_kind["occlusions"], masks_by_kind["invalid"]
-        sequence = f"{prefix}/{strip_last_number(first)}"
+        sequence = f"{prefix}/{get_name_before_last_number(first)}"
         records.append(
-            FlowRecord(name, first, second, masks_by_kind["flow"], *masks, sequence, parse_last_number(first))
+            FlowRecord(
+                name, first, second, masks_by_kind["flow"], *masks, sequence, parse_last_number_or_minus_one(first)
+            )
         )
     return records
 
@@ -198,8 +200,8 @@ class Rendered(FlowDataset):
                 count = first.stem.rsplit("_", 1)[-1]
                 pair, truth = f"{shot.name}/frame_{count}", require_companion_file(flow / f"flow_{count}.flo5", first)
                 masks = (
-                    require_file_if_has_folder(hidden, f"occlusion_{count}.png", first),
-                    require_file_if_has_folder(unscored, f"invalid_{count}.png", first),
+                    require_file_unless_folder_is_none(hidden, f"occlusion_{count}.png", first),
+                    require_file_unless_folder_is_none(unscored, f"invalid_{count}.png", first),
                 )
                 records.append(
                     FlowRecord(
@@ -209,7 +211,7 @@ class Rendered(FlowDataset):
                         truth,
                         *masks,
                         sequence=shot.name,
-                        index=parse_last_number(first),
+                        index=parse_last_number_or_minus_one(first),
                     )
                 )
         super().__init__(name, root, records)

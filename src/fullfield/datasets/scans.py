@@ -52,7 +52,7 @@ class ScanRecord:
     counted: bool = True
 
     @property
-    def inputs(self) -> tuple[Path, Path]:
+    def input_files(self) -> tuple[Path, Path]:
         """Files that an estimate depends on."""
         return self.source, self.target
 
@@ -102,8 +102,8 @@ class ScanDataset(PairSequence[ScanRecord, ScanSample]):
 
     def _read_pair(self, pair_index: int) -> ScanSample:
         record = self.records[pair_index]
-        columns = {path: self.bin_columns if path.suffix.lower() == ".bin" else None for path in record.inputs}
-        source, target = (read_point_cloud(path, columns=columns[path]) for path in record.inputs)
+        columns = {path: self.bin_columns if path.suffix.lower() == ".bin" else None for path in record.input_files}
+        source, target = (read_point_cloud(path, columns=columns[path]) for path in record.input_files)
         return ScanSample(record.name, source, target, record.truth, record.information)
 
 
@@ -126,7 +126,7 @@ class ScanPairs(ScanDataset):
         if not listing.is_file():
             raise InputError(f"{base}: expected {LIST}, a line SOURCE TARGET POSE for each pair of clouds")
         records = []
-        for line, words in layout.iterate_pair_list_lines(listing):
+        for line, words in layout.iterate_line_labels_and_words(listing):
             if len(words) != 3:
                 raise InputError(f"{line} should hold SOURCE TARGET POSE, got {len(words)} words")
             source, target, pose = (layout.require_listed_file(base, word, line) for word in words)
@@ -167,7 +167,7 @@ class KITTIOdometry(ScanDataset):
 
     def __init__(self, root: str | os.PathLike[str], *, split: str = "test") -> None:
         _check.check_choice(split, "split", SEQUENCES)
-        base = Path(_check.check_path(root, "root"))
+        base = Path(_check.convert_path_to_text(root, "root"))
         top = next((candidate for candidate in (base, base / "dataset") if (candidate / "sequences").is_dir()), base)
         layout.require_folder(top, "sequences", description="KITTI's odometry sequences")
         records = [record for number in SEQUENCES[split] for record in _iterate_sequence_pairs(top, f"{number:02d}")]
@@ -180,7 +180,7 @@ def _iterate_sequence_pairs(top: Path, name: str) -> Iterator[ScanRecord]:
         layout.require_folder(home, "velodyne", description="lidar scans"), (".bin",)
     )
     scans = {
-        layout.parse_last_number(path): path
+        layout.parse_last_number_or_minus_one(path): path
         for path in layout.require_nonempty(clouds, home / "velodyne", "lidar scans")
     }
     into_camera = _read_lidar_calibration(layout.require_companion_file(home / "calib.txt", home))

@@ -58,7 +58,9 @@ class ThreeDMatch(ScanDataset):
         top = layout.require_folder(root, description="3DMatch")
         self._require_clouds_of_listed_scenes(top)
         records = [
-            record for scene, log in self._iterate_scene_lists(top) for record in _iterate_log_pairs(top / scene, log)
+            record
+            for scene, log in self._iterate_scenes_and_pair_lists(top)
+            for record in _iterate_log_records(top / scene, log)
         ]
         super().__init__(benchmark if split is None else f"{benchmark}-{split}", root, records)
 
@@ -81,7 +83,7 @@ class ThreeDMatch(ScanDataset):
             candidates.append(content)
         return any(name in SCENES[self._split] for name in candidates)
 
-    def _iterate_scene_lists(self, top: Path) -> Iterator[tuple[str, Path]]:
+    def _iterate_scenes_and_pair_lists(self, top: Path) -> Iterator[tuple[str, Path]]:
         for folder in layout.list_subfolders(top):
             if not self._is_in_split(folder.name) or not any(folder.glob("cloud_bin_*")):
                 continue
@@ -95,11 +97,11 @@ class ThreeDMatch(ScanDataset):
             yield folder.name, match
 
 
-def _iterate_log_pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
+def _iterate_log_records(folder: Path, log: Path) -> Iterator[ScanRecord]:
     weights = {}
     if log.with_name("gt.info").is_file():
-        weights = dict(_iterate_log_blocks(log.with_name("gt.info"), 6))
-    for (first, second), pose in _iterate_log_blocks(log, 4):
+        weights = dict(_iterate_log_numbers_and_matrices(log.with_name("gt.info"), 6))
+    for (first, second), pose in _iterate_log_numbers_and_matrices(log, 4):
         if weights and (first, second) not in weights:
             raise InputError(f"{log.with_name('gt.info')}: has no block {first} {second}, which gt.log has")
         yield ScanRecord(
@@ -121,19 +123,21 @@ def _find_cloud_file_or_raise(folder: Path, number: int) -> Path:
     return match
 
 
-def _iterate_log_blocks(path: Path, size: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
-    """Yield two numbers of fragments, and the matrix of ``size`` rows below them."""
+def _iterate_log_numbers_and_matrices(path: Path, row_count: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
+    """Yield two numbers of fragments, and the matrix of ``row_count`` rows below them."""
     lines = [line.split() for line in layout.read_text_lines(path) if line.strip()]
-    if len(lines) % (size + 1):
-        raise InputError(f"{path}: expected blocks of {size + 1} lines, got {len(lines)} lines")
-    for at in range(0, len(lines), size + 1):
+    if len(lines) % (row_count + 1):
+        raise InputError(f"{path}: expected blocks of {row_count + 1} lines, got {len(lines)} lines")
+    for at in range(0, len(lines), row_count + 1):
         try:
             first, second = (int(word) for word in lines[at][:2])
             matrix = torch.tensor(
-                [[float(word) for word in line] for line in lines[at + 1 : at + 1 + size]], dtype=torch.float64
+                [[float(word) for word in line] for line in lines[at + 1 : at + 1 + row_count]], dtype=torch.float64
             )
         except ValueError:
             matrix = torch.empty(0)
-        if matrix.shape != (size, size) or not bool(matrix.isfinite().all()):
-            raise InputError(f"{path}: block {at // (size + 1) + 1}: expected two numbers and {size} rows of {size}")
+        if matrix.shape != (row_count, row_count) or not bool(matrix.isfinite().all()):
+            raise InputError(
+                f"{path}: block {at // (row_count + 1) + 1}: expected two numbers and {row_count} rows of {row_count}"
+            )
         yield (first, second), matrix

@@ -5,7 +5,7 @@ Names are loaded on first use: the configurations and the list of methods need n
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import create_lazy_attributes
+from fullfield._lazy import create_lazy_all_getattr_and_dir
 
 if TYPE_CHECKING:
     from fullfield.estimators.cascaded import CascadedEstimator as CascadedEstimator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fullfield.estimators.registry import METHODS as METHODS
     from fullfield.estimators.tvl1 import TVL1Estimator as TVL1Estimator
 
-__all__, __getattr__, __dir__ = create_lazy_attributes(
+__all__, __getattr__, __dir__ = create_lazy_all_getattr_and_dir(
     __name__,
     {
         "cascaded": "CascadedEstimator",

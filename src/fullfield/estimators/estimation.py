@@ -93,7 +93,7 @@ def build_estimator(
                 if parameter in {field.name for field in fields(entry.import_config_class())}
             ]
             came = f"one of method={' or '.join(map(repr, owners))}" if owners else "an unknown one"
-            hint = "" if owners else _check.suggest_nearest(parameter, own_parameters)
+            hint = "" if owners else _check.format_did_you_mean_hint(parameter, own_parameters)
             raise InputError(
                 f"{parameter}: expected a parameter of {name} ({', '.join(own_parameters)}), got {came}{hint}"
             )
@@ -134,7 +134,7 @@ def build_or_check_estimator(
     explicit |= {"cascade": cascade, "precision": precision, "backend": backend}
     parameters = {name: value for name, value in explicit.items() if value is not None}
     if weights is not None:
-        _check.check_path(weights, "weights")
+        _check.convert_path_to_text(weights, "weights")
     if isinstance(method, str):
         return build_estimator(method, **parameters)
     check_estimator(method, "method", "a name or an Estimator")

@@ -93,7 +93,7 @@ class Flow:
 
     def to(self, device: str | torch.device) -> Flow:
         """Return the same result with its tensors on ``device``; itself if they are there."""
-        target = torch.empty(0, device=_check.check_device(device)).device  # with its index
+        target = torch.empty(0, device=_check.resolve_available_device(device)).device  # with its index
         if target == self.device:
             return self
 

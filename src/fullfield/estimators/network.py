@@ -192,7 +192,7 @@ class NetworkEstimator(LoadingEstimator):
             size: their height and width; without it the fast form waits for the first call.
             download_progress: receives the downloaded and the total bytes of the weights while they are downloaded.
         """
-        target = torch.empty(0, device=_check.check_device(device)).device  # with its index
+        target = torch.empty(0, device=_check.resolve_available_device(device)).device  # with its index
         check_fork_safety_and_record_use(target)
         with self._lock, torch.no_grad():
             network = self._get_or_load_network(target, download_progress)

@@ -72,7 +72,7 @@ class PtlflowEstimator(LoadingEstimator):
         _check.require(isinstance(self.config, PtlflowSettings), "config", "a PtlflowSettings", self.config)
         names = import_ptlflow().get_model_names()
         if own_name not in names:
-            hint = _check.suggest_nearest(self.method, [PREFIX + model_name for model_name in names])
+            hint = _check.format_did_you_mean_hint(self.method, [PREFIX + model_name for model_name in names])
             raise InputError(f"method: expected {PREFIX} and one of {', '.join(names)}, got {name!r}{hint}")
         if own_name in FRAME_COUNTS:
             raise InputError(f"method: {own_name} needs {FRAME_COUNTS[own_name]} frames, an estimator is given two")
@@ -125,7 +125,9 @@ class PtlflowEstimator(LoadingEstimator):
         """
         del size
         with self._lock:
-            self._load_on_device_if_needed(torch.empty(0, device=_check.check_device(device)).device, download_progress)
+            self._load_on_device_if_needed(
+                torch.empty(0, device=_check.resolve_available_device(device)).device, download_progress
+            )
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None

@@ -152,7 +152,7 @@ class RefinedEstimator(WrappingEstimator):
     ) -> None:
         """Prepare the estimator, if it can be prepared, and the refinement."""
         super().prepare(device, size, **prepare_options)
-        self._device = target = _check.check_device(device)
+        self._device = target = _check.resolve_available_device(device)
         if size is not None and self.should_refine(target) and not self._is_compiling(target):
             with self._refiners.borrow_solver(
                 SolverSize(*size, torch.empty(0, device=target).device, torch.float32)
@@ -164,7 +164,7 @@ class RefinedEstimator(WrappingEstimator):
 
         The refinement waits for it. Only for programs whose main module can be imported again.
         """
-        target = _check.check_device(device)
+        target = _check.resolve_available_device(device)
         if target.type == "cpu" and self.should_refine(target) and torch.get_num_threads() > 1:
             from fullfield.ops.tvl1.guided_cpu import explain_unsupported, kernels
 

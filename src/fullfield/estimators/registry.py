@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fullfield._check import InputError, require, suggest_nearest
+from fullfield._check import InputError, format_did_you_mean_hint, require
 from fullfield.estimators.network_config import PREFIX
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def resolve_method_name(method: str) -> str:
         return name
     if name in (PREFIX, PTLFLOW) or not (name in METHODS or name.startswith(PREFIX)):
         lower = name.lower()
-        hint = f"; did you mean {lower}?" if lower in METHODS else suggest_nearest(name, [*METHODS, *ALIASES])
+        hint = f"; did you mean {lower}?" if lower in METHODS else format_did_you_mean_hint(name, [*METHODS, *ALIASES])
         raise InputError(f"method: expected one of {', '.join(METHODS)}, got {method!r}{hint}")
     return name
 

@@ -70,7 +70,7 @@ class TVL1Estimator(BackendRequest):
 
         On CUDA they are those of frames of ``size``, whose solver is kept; elsewhere they serve every size.
         """
-        target = _check.check_device(device)
+        target = _check.resolve_available_device(device)
         able = next((name for name, reason in explain_backends(target, config=self.config) if reason is None), None)
         if size is not None and (self._requested or able) == "cuda":
             blank = torch.zeros(1, 1, *size, device=target, dtype=torch.float32)

@@ -57,7 +57,7 @@ class PairScorer:
             self.averaging, self.dataset.records[sample_index].name, self._fingerprint_truth_files(sample_index)
         )
 
-    def score_stored_predictions(self, indices: Sequence[int]) -> None:
+    def score_unscored_predictions(self, indices: Sequence[int]) -> None:
         """Score the stored predictions that have truth and no score yet."""
         left = [
             i
@@ -145,7 +145,7 @@ class PredictionFinisher:
                 self._pool.submit(self._check_finite_score_and_store, sample_index, name, flow, truth, summary)
             )
         else:
-            state = self._check_and_score_if_truth(sample_index, name, flow, truth)
+            state = self._check_finite_and_score_if_truth(sample_index, name, flow, truth)
             self._waiting.append(
                 self._pool.submit(self._store_prediction_and_score, sample_index, name, flow, summary, state)
             )
@@ -160,12 +160,16 @@ class PredictionFinisher:
     ) -> None:
         if self._device.type != "cuda":
             self._store_prediction_and_score(
-                sample_index, name, flow, summary, self._check_and_score_if_truth(sample_index, name, flow, truth)
+                sample_index,
+                name,
+                flow,
+                summary,
+                self._check_finite_and_score_if_truth(sample_index, name, flow, truth),
             )
             return
         stream = self._get_or_create_thread_stream()
         with torch.cuda.stream(stream):
-            state = self._check_and_score_if_truth(sample_index, name, flow, truth)
+            state = self._check_finite_and_score_if_truth(sample_index, name, flow, truth)
             host = torch.empty(flow.shape, dtype=flow.dtype, pin_memory=True)
             host.copy_(flow, non_blocking=True)
             stream.synchronize()  # until here the flow's memory must not be given to others
@@ -178,7 +182,7 @@ class PredictionFinisher:
         stream: torch.cuda.Stream = self._mine.stream
         return stream
 
-    def _check_and_score_if_truth(
+    def _check_finite_and_score_if_truth(
         self, sample_index: int, name: str, flow: Tensor, truth: TrueFlow | None
     ) -> dict[str, Any] | None:
         """Return the pair's contribution to the totals."""

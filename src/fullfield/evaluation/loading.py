@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield._read_ahead import ReadAhead, choose_reader_count
+from fullfield._read_ahead import ReadAhead, choose_reader_thread_count
 from fullfield.datasets import FlowDataset
 from fullfield.datasets.base import TrueFlow
 from fullfield.estimators._frames import fill_unknown_pixels
@@ -37,28 +37,28 @@ def iterate_pairs_ahead(
     *,
     frames: bool = True,
     truth: bool = True,
-    pin: bool = False,
+    pin_memory: bool = False,
     overlapping: bool = True,
 ) -> Iterator[LoadedPair]:
     """Yield the pairs ``indices`` in order, with their ``frames`` and ``truth``, read by several threads.
 
     A frame of two neighbouring pairs is read once. Pairs are read ahead within 4 GiB, or one pair more where that takes
-    more; without ``overlapping`` a pair is read when it is requested. With ``pin`` the threads that read copy frames
-    into page-locked memory.
+    more; without ``overlapping`` a pair is read when it is requested. With ``pin_memory`` the threads that read copy
+    frames into page-locked memory.
     """
 
     def read_key(key: Path | int) -> Tensor | TrueFlow | None:
         if isinstance(key, int):
             return dataset.read_truth(key)
-        frame, valid = dataset.read_masked_frame(key)
+        frame, valid = dataset.read_frame_and_valid_mask(key)
         frame = fill_unknown_pixels(frame, valid, str(key))
-        return frame.pin_memory() if pin else frame
+        return frame.pin_memory() if pin_memory else frame
 
     def list_keys(index: int) -> list[Path | int]:
-        return [*(dataset.records[index].inputs if frames else ()), *([index] if truth else [])]
+        return [*(dataset.records[index].input_files if frames else ()), *([index] if truth else [])]
 
     with ReadAhead(
-        read_key, _count_item_bytes, threads=choose_reader_count(), max_bytes=_MAX_BYTES, min_items=_MIN_ITEMS
+        read_key, _count_item_bytes, threads=choose_reader_thread_count(), max_bytes=_MAX_BYTES, min_items=_MIN_ITEMS
     ) as reader:
         if overlapping:
             reader.enqueue_keys(key for index in indices for key in list_keys(index))
@@ -67,15 +67,15 @@ def iterate_pairs_ahead(
             record = dataset.records[index]
             if not overlapping:
                 reader.enqueue_keys(key for key in list_keys(index) if key not in images)
-            for path in record.inputs if frames else ():
+            for path in record.input_files if frames else ():
                 if path not in images:
                     images[path] = cast(Tensor, reader.wait_and_take_item(path))
-            pair = [images[path] for path in (record.inputs if frames else ())]
+            pair = [images[path] for path in (record.input_files if frames else ())]
             true = cast("TrueFlow | None", reader.wait_and_take_item(index)) if truth else None
             if pair and pair[0].shape != pair[1].shape:
                 sizes = [f"{image.shape[-1]}×{image.shape[-2]}" for image in pair]
                 raise InputError(f"{record.frame2}: is {sizes[1]}, but {record.frame1} is {sizes[0]}")
-            retained = () if following is None else dataset.records[following].inputs
+            retained = () if following is None else dataset.records[following].input_files
             images = {path: image for path, image in images.items() if path in retained}
             yield LoadedPair(index, pair[0] if pair else None, pair[1] if pair else None, true)
 

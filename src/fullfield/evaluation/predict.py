@@ -28,8 +28,8 @@ from fullfield.evaluation.run import (
     OUT_OF_MEMORY,
     RESULT,
     PredictionRun,
-    build_dataset_config,
-    fingerprint_method_code,
+    build_versions_and_dataset_config,
+    fingerprint_method_code_if_no_parameters,
     summarize_runtime,
 )
 from fullfield.evaluation.sharing import ProcessRank, wait_for_all_processes
@@ -75,12 +75,12 @@ def build_run_config(dataset: FlowDataset, estimator: Estimator, settings: Evalu
     device = settings.torch_device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
-        **build_dataset_config(dataset),
+        **build_versions_and_dataset_config(dataset),
         "device": name,
         "float32": _get_reduced_precision_flags(device),
         "method": estimator.method,
         "parameters": {**estimator.parameters, "warm_start": settings.warm_start},
-        **fingerprint_method_code(estimator),
+        **fingerprint_method_code_if_no_parameters(estimator),
         "backend": get_requested_backend(estimator) or AUTOMATIC,
     }
 
@@ -150,7 +150,7 @@ def predict(
     before: tuple[int, Tensor] | None = None
     overlapping = not settings.sequential
     read = iterate_pairs_ahead(
-        dataset, missing, truth=scorer is not None, pin=device.type == "cuda", overlapping=overlapping
+        dataset, missing, truth=scorer is not None, pin_memory=device.type == "cuda", overlapping=overlapping
     )
     pairs = DevicePairs(read, device, ahead=overlapping)
     with PredictionFinisher(run, scorer, device, estimator.method) as finish:
@@ -167,7 +167,7 @@ def predict(
             if settings.progress is not None:
                 settings.progress(count / len(missing), record.name)
             start = (
-                _get_initial_flow_from_previous_in_sequence(dataset, run, loaded.index, before, device)
+                _extrapolate_previous_flow_if_in_sequence(dataset, run, loaded.index, before, device)
                 if settings.warm_start
                 else None
             )
@@ -238,7 +238,7 @@ def _estimate_and_measure_cost(
     return flow, seconds, None if stream is None else torch.cuda.max_memory_allocated(device)
 
 
-def _get_initial_flow_from_previous_in_sequence(
+def _extrapolate_previous_flow_if_in_sequence(
     dataset: FlowDataset,
     run: PredictionRun,
     sample_index: int,
@@ -282,7 +282,7 @@ def evaluate(
         torch.OutOfMemoryError: the device's memory is too small. If that happens in the estimator, or while it is
             prepared, a note is left in the run's folder.
     """
-    _check.check_path(folder, "folder")
+    _check.convert_path_to_text(folder, "folder")
     settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
     with record_memory_failure(estimator, dataset, folder, settings):
@@ -294,12 +294,12 @@ def evaluate(
     wait_for_all_processes(settings.process)
     scorer = PairScorer(dataset, run, averaging, settings.torch_device)
     if has_truth:
-        scorer.score_stored_predictions(settings.process.list_pair_indices(dataset))
+        scorer.score_unscored_predictions(settings.process.list_pair_indices(dataset))
     wall = time.perf_counter() - start_s
     wait_for_all_processes(settings.process)
     result = {
         **(_compute_total_scores(scorer) if has_truth else {"averaging": averaging, "scores": None, "classes": None}),
-        **_summarize_stored_runtimes(dataset, run),
+        **_summarize_config_runtime_and_memory(dataset, run),
         "this_call": {**work, "wall_s": wall, "utilisation": work["busy_s"] / wall if wall else 0.0},
     }
     if settings.process.rank == 0:
@@ -320,9 +320,9 @@ def score(
     if all(record.flow is None for record in dataset.records):
         raise InputError(f"{dataset.name}: has no truth to score against")
     scorer = PairScorer(dataset, run, averaging, settings.torch_device)
-    scorer.score_stored_predictions(settings.process.list_pair_indices(dataset))
+    scorer.score_unscored_predictions(settings.process.list_pair_indices(dataset))
     wait_for_all_processes(settings.process)
-    result = {**_compute_total_scores(scorer), **_summarize_stored_runtimes(dataset, run)}
+    result = {**_compute_total_scores(scorer), **_summarize_config_runtime_and_memory(dataset, run)}
     if settings.process.rank == 0:
         run.write_json(RESULT, result)
     return result
@@ -333,7 +333,7 @@ def _compute_total_scores(scorer: PairScorer) -> dict[str, Any]:
     return {"averaging": total.averaging, "scores": total.compute(), "classes": total.compute_by_class()}
 
 
-def _summarize_stored_runtimes(dataset: FlowDataset, run: PredictionRun) -> dict[str, Any]:
+def _summarize_config_runtime_and_memory(dataset: FlowDataset, run: PredictionRun) -> dict[str, Any]:
     stored = [run.read_summary_if_complete(record.name) for record in dataset.records]
     summary = [pair_summary for pair_summary in stored if pair_summary is not None]
     if len(summary) < len(dataset):
@@ -358,7 +358,7 @@ def _summarize_stored_runtimes(dataset: FlowDataset, run: PredictionRun) -> dict
 _LAYOUTS: dict[type[FlowDataset], str] = {Sintel: "sintel", KITTI2012: "kitti", KITTI2015: "kitti", Spring: "spring"}
 
 
-def get_submission_layout(dataset: FlowDataset) -> str:
+def get_submission_layout_or_raise(dataset: FlowDataset) -> str:
     """Return the layout of a data set's site; InputError for a set without one."""
     layout = _LAYOUTS.get(type(dataset))
     if layout is None:
@@ -379,8 +379,8 @@ def write_submission(dataset: FlowDataset, run: PredictionRun, folder: str | os.
 
     >>> files = write_submission(KITTI2015("/data/kitti2015", split="testing"), run, "upload")  # doctest: +SKIP
     """
-    _check.check_path(folder, "folder")
-    layout = get_submission_layout(dataset)
+    _check.convert_path_to_text(folder, "folder")
+    layout = get_submission_layout_or_raise(dataset)
     lacking = [record.name for record in dataset.records if run.read_summary_if_complete(record.name) is None]
     if lacking:
         raise InputError(

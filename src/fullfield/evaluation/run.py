@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield import __version__
-from fullfield._check import InputError, list_differences
+from fullfield._check import InputError, describe_config_differences
 from fullfield._ledger.notes import (
     check_entry_kinds,
-    read_json_file,
+    read_json_object,
     round_trip_through_json,
     write_json_file_atomically,
 )
@@ -69,11 +69,11 @@ class ResultFolder:
             self.folder / CONFIG,
             "the configuration of a run",
             str(self.folder),
-            select_binding_settings=_drop_weights_path,
+            select_binding_settings=_drop_weights_path_if_has_checksum,
             parameters_advice="give the same --preset and options",
         )
         self.check_folder_is_new_or_run(self.folder)
-        before = self._settings.write_or_check(
+        before = self._settings.write_or_check_and_return_previous(
             self.config, has_results=self._has_predictions, advice=_ADVICE, lock=self.lock
         )
         if before is not None and self._settings.list_changes(before, self.config):
@@ -106,12 +106,12 @@ class ResultFolder:
         stored = Path(folder) / CONFIG
         if not stored.is_file():
             raise InputError(f"{folder}: expected the folder of a run, which has a {CONFIG}")
-        return cls(folder, read_json_file(stored))
+        return cls(folder, read_json_object(stored))
 
     def check_same_dataset(self, dataset: PairSequence[Any, Any]) -> None:
         """Raise InputError unless the predictions are of these files."""
-        before, now = self.config.get("dataset"), build_dataset_config(dataset)["dataset"]
-        if changed := list_differences(before, now, "dataset."):
+        before, now = self.config.get("dataset"), build_versions_and_dataset_config(dataset)["dataset"]
+        if changed := describe_config_differences(before, now, "dataset."):
             raise InputError(f"{self.folder}: holds predictions of other frames ({'; '.join(changed)})")
 
     @contextmanager
@@ -140,7 +140,7 @@ class ResultFolder:
     def read_summary_if_complete(self, name: str) -> dict[str, Any] | None:
         """Return the summary of a prediction; None where it is not complete."""
         try:
-            summary = read_json_file(self.get_summary_path(name))
+            summary = read_json_object(self.get_summary_path(name))
             return summary if summary.get("bytes") == self.get_prediction_path(name).stat().st_size else None
         except FileNotFoundError:  # opened without a check before: another process may be storing them
             return None
@@ -153,7 +153,7 @@ class ResultFolder:
         return summary
 
     def _store_prediction_unless_complete(
-        self, name: str, summary: Mapping[str, Any], write: Callable[[Path], None], outdated: Iterable[Path] = ()
+        self, name: str, summary: Mapping[str, Any], write: Callable[[Path], None], outdated_paths: Iterable[Path] = ()
     ) -> None:
         """Store a prediction and its summary; where another process was faster, its own stay: they may be in use."""
         path, summary_path = self.get_prediction_path(name), self.get_summary_path(name)
@@ -163,7 +163,7 @@ class ResultFolder:
             self._settings.check_unchanged(self.config, _ADVICE)
             if self.read_summary_if_complete(name) is not None:
                 return
-            for file in (summary_path, *outdated):
+            for file in (summary_path, *outdated_paths):
                 file.unlink(missing_ok=True)
             write(path)
             self.write_json(summary_path.relative_to(self.folder), {**summary, "bytes": path.stat().st_size})
@@ -188,7 +188,9 @@ class PredictionRun(ResultFolder):
     def save_prediction_unless_complete(self, name: str, flow: Tensor, summary: Mapping[str, Any]) -> None:
         """Store a prediction [2, H, W] and its summary, and delete the scores of an incomplete one."""
         scored = [self.get_score_path(averaging, name) for averaging in AVERAGING]
-        self._store_prediction_unless_complete(name, summary, lambda path: write_flow(path, flow), outdated=scored)
+        self._store_prediction_unless_complete(
+            name, summary, lambda path: write_flow(path, flow), outdated_paths=scored
+        )
 
     def read_prediction(self, name: str) -> tuple[Tensor, Tensor]:
         """Read a stored prediction [2, H, W], and where it has vectors."""
@@ -200,7 +202,7 @@ class PredictionRun(ResultFolder):
         """Return a pair's contribution to the totals if this prediction was scored against the same truth."""
         path = self.get_score_path(averaging, name)
         try:
-            stored = read_json_file(path)
+            stored = read_json_object(path)
         except FileNotFoundError:
             return None
         if stored.get("truth") != truth_fingerprint or not self._is_score_current(name, stored):
@@ -225,7 +227,7 @@ class PredictionRun(ResultFolder):
         prediction = self.get_prediction_path(name)
         if stored.get("stamp") == list(read_stamp_if_exists(prediction) or ()):
             return True
-        return stored.get("checksum") == self._checksums.get_or_compute_checksum(str(prediction))
+        return stored.get("checksum") == self._checksums.get_or_compute_checksum_if_readable(str(prediction))
 
     def get_score_path(self, averaging: str, name: str) -> Path:
         """Return the path of a pair's contribution to the totals."""
@@ -279,7 +281,7 @@ class ScanRun(ResultFolder):
     def read_truth_if_current(self, name: str, inputs_checksum: str) -> dict[str, Any] | None:
         """Return the stored truth of a pair if it was computed from the same inputs."""
         path = self._get_truth_path(name)
-        stored = read_json_file(path) if path.is_file() else {}
+        stored = read_json_object(path) if path.is_file() else {}
         if stored.get("key") != inputs_checksum:
             return None
         check_entry_kinds(path, stored, pose="4 rows of 4", overlap="number or null")
@@ -294,7 +296,7 @@ class ScanRun(ResultFolder):
         return self.folder / "truth" / f"{name}.json"
 
 
-def _drop_weights_path(config: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_weights_path_if_has_checksum(config: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out the path of weights whose checksum is there, because they may lie elsewhere."""
     parameters = config.get("parameters")
     if not isinstance(parameters, dict) or not parameters.get("weights_sha256"):
@@ -302,7 +304,7 @@ def _drop_weights_path(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "parameters": {**parameters, "weights": None}}
 
 
-def build_dataset_config(dataset: PairSequence[Any, Any]) -> dict[str, Any]:
+def build_versions_and_dataset_config(dataset: PairSequence[Any, Any]) -> dict[str, Any]:
     """Return the part of a configuration that does not depend on the estimator, as plain values."""
     import torch
 
@@ -318,7 +320,7 @@ def build_dataset_config(dataset: PairSequence[Any, Any]) -> dict[str, Any]:
     }
 
 
-def fingerprint_method_code(method: Any) -> dict[str, str]:
+def fingerprint_method_code_if_no_parameters(method: Any) -> dict[str, str]:
     """Return the entry ``source`` of a run's configuration; empty for a method that has parameters.
 
     The beginning of a checksum of the file in which the method's class is written. A class that was typed into an
@@ -333,13 +335,13 @@ def fingerprint_method_code(method: Any) -> dict[str, str]:
         content = Path(inspect.getfile(kind)).read_bytes()
     except (TypeError, OSError):
         content = "\n".join(
-            part for base in kind.__mro__ if base is not object for part in _iterate_method_descriptions(base)
+            part for base in kind.__mro__ if base is not object for part in _iterate_class_bytecode_descriptions(base)
         ).encode()
     return {"source": hashlib.sha256(content).hexdigest()[:_DIGITS]}
 
 
-def _iterate_method_descriptions(kind: type) -> Iterator[str]:
-    for name, value in vars(kind).items():
+def _iterate_class_bytecode_descriptions(inspected_class: type) -> Iterator[str]:
+    for name, value in vars(inspected_class).items():
         code = getattr(getattr(value, "fget", getattr(value, "__func__", value)), "__code__", None)
         if isinstance(code, CodeType):
             yield f"{name} {_describe_bytecode(code)}"
@@ -376,7 +378,7 @@ def _fingerprint_sampled_inputs(dataset: PairSequence[Any, Any]) -> str:
     seen: dict[Path, bytes] = {}
     for record in dataset.records:
         digest.update(f"{record.name}\n".encode())
-        for path in record.inputs:
+        for path in record.input_files:
             if path not in seen:
                 seen[path] = _hash_file_samples(path)
             digest.update(seen[path])

@@ -28,7 +28,13 @@ from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
 from fullfield.datasets.scans import KITTIOdometry, RegistrationCriteria, ScanDataset, ScanRecord, ScanSample
 from fullfield.evaluation.predict import EvaluationSettings
-from fullfield.evaluation.run import RESULT, ScanRun, build_dataset_config, fingerprint_method_code, summarize_runtime
+from fullfield.evaluation.run import (
+    RESULT,
+    ScanRun,
+    build_versions_and_dataset_config,
+    fingerprint_method_code_if_no_parameters,
+    summarize_runtime,
+)
 from fullfield.evaluation.sharing import wait_for_all_processes
 from fullfield.io import PointCloud
 from fullfield.metrics import (
@@ -38,7 +44,7 @@ from fullfield.metrics import (
     relative_translation_error,
     rmse_by_information,
 )
-from fullfield.metrics.registration import compute_mean_outer_product, compute_rmse_by_mean_outer_product
+from fullfield.metrics.registration import compute_mean_homogeneous_outer_product, compute_rmse_by_mean_outer_product
 from fullfield.ops.devices import AUTO
 
 if TYPE_CHECKING:
@@ -225,15 +231,15 @@ def evaluate_scans(
     >>> result = evaluate_scans(Registrar(), open_scans("3dmatch", "/data/3dmatch"), "runs/3dmatch")  # doctest: +SKIP
     >>> result["scores"]["rr"]  # doctest: +SKIP
     """
-    _check.check_path(folder, "folder")
+    _check.convert_path_to_text(folder, "folder")
     settings = settings or EvaluationSettings()
     is_cpu = settings.device in (AUTO, "cpu")
     _check.require(is_cpu, "device", "cpu, where point clouds are registered", repr(settings.device))
     config = {
-        **build_dataset_config(dataset),
+        **build_versions_and_dataset_config(dataset),
         "method": method.method_name,
         "parameters": dict(method.parameters),
-        **fingerprint_method_code(method),
+        **fingerprint_method_code_if_no_parameters(method),
     }
     run = ScanRun(folder, config)
     start_s = time.perf_counter()
@@ -341,7 +347,7 @@ def _measure_and_store_truth(dataset: ScanDataset, run: ScanRun, sample_index: i
     overlap = measure_true_overlap(*clouds, sample.truth.numpy(), max_distance=dataset.reach, refine=dataset.coarse)
     content = {
         "pose": overlap.pose.tolist(),
-        "moment": compute_mean_outer_product(torch.from_numpy(overlap.points)).tolist(),
+        "moment": compute_mean_homogeneous_outer_product(torch.from_numpy(overlap.points)).tolist(),
         "overlap": overlap.fraction,
     }
     run.store_truth(sample.name, _checksum_pose_and_overlap_settings(dataset, sample_index), content)
@@ -370,7 +376,7 @@ def _count_cloud_bytes(sample: ScanSample) -> int:
 class ScanProtocol:
     """Numbers of matches, RANSAC trials and limits by which a paper compares descriptors.
 
-    >>> for method in POINTCNNPP.build_registrars():  # doctest: +SKIP
+    >>> for method in POINTCNNPP.build_ransac_and_full_registrars():  # doctest: +SKIP
     ...     evaluate_scans(method, pairs, f"runs/{method.run_name}", criteria=POINTCNNPP.choose_criteria(pairs))
     """
 
@@ -383,7 +389,7 @@ class ScanProtocol:
         """Return the limits for ``dataset``."""
         return self.lidar if isinstance(dataset, KITTIOdometry) else self.indoor
 
-    def build_registrars(
+    def build_ransac_and_full_registrars(
         self,
         *,
         samples: Sequence[int] | None = None,

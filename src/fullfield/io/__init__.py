@@ -5,7 +5,7 @@ Names are loaded on first use; docs/formats.md says what each format holds and w
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import create_lazy_attributes
+from fullfield._lazy import create_lazy_all_getattr_and_dir
 
 if TYPE_CHECKING:
     from fullfield.io.flow import FlowData as FlowData
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fullfield.io.video import VideoWriter as VideoWriter
     from fullfield.io.video import open_video as open_video
 
-__all__, __getattr__, __dir__ = create_lazy_attributes(
+__all__, __getattr__, __dir__ = create_lazy_all_getattr_and_dir(
     __name__,
     {
         "flow": "FlowData FlowRangeError read_flow write_flow write_st_map",

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from fullfield._check import InputError, check_path
+from fullfield._check import InputError, convert_path_to_text
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -122,7 +122,7 @@ def write_atomically(path: PathLike) -> Iterator[Path]:
     mode follows the umask. A link is written through. Raises :class:`OSError` naming ``path`` or its folder where that
     cannot be written.
     """
-    path_text = check_path(path)
+    path_text = convert_path_to_text(path)
     target = Path(os.path.realpath(path_text))
     if target.is_symlink():  # realpath follows every link but one that leads back to itself
         raise OSError(errno.ELOOP, "a link that leads back to itself", path_text)

@@ -11,7 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, check_choice, check_not_meta, check_number, check_path, check_tensor, require
+from fullfield._check import (
+    InputError,
+    check_choice,
+    check_not_meta,
+    check_number,
+    check_tensor,
+    convert_path_to_text,
+    require,
+)
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow_formats import FlowRangeError as FlowRangeError
 from fullfield.io.flow_formats import exr, fill_invalid_with_nan, mark_finite_vectors, plain
@@ -93,7 +101,7 @@ def read_flow_optionally_masked(
 
     They are those of pixels where the channel ``valid`` of an EXR is 0; their values are returned in both cases.
     """
-    where = Path(check_path(path))
+    where = Path(convert_path_to_text(path))
     suffix = _get_checked_suffix(where, FLOW_SUFFIXES, "read")
     check_window_argument(window)
     if suffix == ".exr":
@@ -142,7 +150,7 @@ def read_flow_window(
     channels: tuple[str, str] | None = None,
 ) -> FrameWindow:
     """Return the windows and the pixel aspect of an EXR; arguments and errors are those of :func:`read_flow`."""
-    where = Path(check_path(path))
+    where = Path(convert_path_to_text(path))
     if where.suffix.lower() != ".exr":
         raise InputError(f"{where}: only OpenEXR files have windows")
     return exr.read_selected_window(where, _check_and_build_channel_selection(layer, part, channels, None))
@@ -182,7 +190,7 @@ def write_flow(
             beyond what it can hold (KITTI: −512 to 511.98 px; half: 65504 px; ``.flo``: 10⁹ px). Nothing is written.
         OSError: the file cannot be written; what stood there before stays.
     """
-    where = Path(check_path(path))
+    where = Path(convert_path_to_text(path))
     suffix = _get_checked_suffix(where, FLOW_WRITE_SUFFIXES, "written")
     values, valid_mask = _check_and_convert_flow_arrays(flow, valid)
     _check_format_options(where, suffix, backward, compression, dtype)
@@ -220,7 +228,7 @@ def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = N
 
     InputError for another suffix than ``.exr``, or flow that is NaN or infinite somewhere.
     """
-    where = Path(check_path(path))
+    where = Path(convert_path_to_text(path))
     suffix = _get_checked_suffix(where, (".exr",), "written as an ST map")
     values, valid_mask = _check_and_convert_flow_arrays(flow, None)
     check_flow_window(where, suffix, window, values.shape[1:])

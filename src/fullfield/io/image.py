@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, check_choice, check_not_meta, check_path, require
+from fullfield._check import InputError, check_choice, check_not_meta, convert_path_to_text, require
 from fullfield.io.channels import (
     choose_color_channels_and_warn_if_ambiguous,
     describe_nonfinite_pixels,
@@ -131,7 +131,7 @@ class FrameReader:
         """Read a frame; errors are those of :func:`read_frame`."""
         check_choice(self.alpha, "alpha", ("ignore", "apply"))
         check_window_argument(self.window)
-        where = Path(check_path(path))
+        where = Path(convert_path_to_text(path))
         kind, _ = detect_format_and_size(where)
         if kind == "pfm":
             _refuse_parts_and_layers_of_pfm(where, self.part, self.layer)
@@ -185,7 +185,7 @@ def read_frame_window(path: PathLike, *, part: int | str | None = None, layer: s
     >>> both = read_frame_window("a.exr").union(read_frame_window("b.exr")).data  # doctest: +SKIP
     >>> a, b = read_frame("a.exr", window=both), read_frame("b.exr", window=both)  # doctest: +SKIP
     """
-    where = Path(check_path(path))
+    where = Path(convert_path_to_text(path))
     kind, _ = detect_format_and_size(where)
     if kind == "pfm":
         _refuse_parts_and_layers_of_pfm(where, part, layer)
@@ -356,7 +356,7 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
         InputError: an unknown suffix, or an image of another shape or type or with NaN or infinite values.
         OSError: the file cannot be written; what stood there before stays.
     """
-    where = Path(check_path(path))
+    where = Path(convert_path_to_text(path))
     suffix = where.suffix.lower()
     if suffix not in IMAGE_WRITE_SUFFIXES:
         raise InputError(f"{where}: expected a suffix out of {', '.join(IMAGE_WRITE_SUFFIXES)}, got {suffix!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fullfield._check import check_path
+from fullfield._check import convert_path_to_text
 
 FRAME_SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".exr", ".dpx", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm",
@@ -57,7 +57,7 @@ DIRECTIONS = ("forward", "backward")
 
 def has_exr_suffix(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is named as an OpenEXR."""
-    return check_path(path).lower().endswith(".exr")
+    return convert_path_to_text(path).lower().endswith(".exr")
 
 
 OCIO_CONFIG = "ocio://studio-config-latest"

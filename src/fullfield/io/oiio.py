@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield._check import InputError, check_path
+from fullfield._check import InputError, convert_path_to_text
 from fullfield._switch import SharedSwitch
 from fullfield.io.files import (
     PathLike,
@@ -516,7 +516,7 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
 
     >>> names = [attribute.name for attribute in read_metadata("plate.1001.exr")]  # doctest: +SKIP
     """
-    where = Path(check_path(path))
+    where = Path(convert_path_to_text(path))
     if detect_format_and_size(where)[0] not in _KINDS:
         return ()
     with open_source(where) as source:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._check import InputError, check_not_meta, check_path, describe_value
+from fullfield._check import InputError, check_not_meta, convert_path_to_text, describe_value
 from fullfield.io.arrays import open_npz, read_npy, read_npz_array, read_npz_shape, write_npy
 from fullfield.io.files import (
     PathLike,
@@ -39,7 +39,7 @@ def read_point_cloud(path: PathLike, *, columns: int | None = None) -> PointClou
 
     InputError for an unknown suffix, or a file that is not what it says.
     """
-    file = Path(check_path(path))
+    file = Path(convert_path_to_text(path))
     suffix = _get_checked_suffix(file, POINT_SUFFIXES)
     if suffix == ".bin":
         return read_bin_cloud(file, columns)
@@ -50,7 +50,7 @@ def read_point_cloud(path: PathLike, *, columns: int | None = None) -> PointClou
 
 def read_coordinate_system(path: PathLike) -> CoordinateSystem | None:
     """Return the coordinate system that the file of a cloud names; None where its format names none."""
-    file = Path(check_path(path))
+    file = Path(convert_path_to_text(path))
     return las.read_coordinate_system(file) if file.suffix.lower() in (".las", ".laz") else None
 
 
@@ -81,7 +81,7 @@ def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor)
     ``cloud`` may be anything that :func:`as_point_cloud` takes but a file's name; parts of a cloud may be tensors.
     InputError for an unknown suffix, anything that is no cloud, or data that the format cannot hold.
     """
-    write = _WRITERS[_get_checked_suffix(Path(check_path(path)), POINT_WRITE_SUFFIXES)]
+    write = _WRITERS[_get_checked_suffix(Path(convert_path_to_text(path)), POINT_WRITE_SUFFIXES)]
     if isinstance(cloud, (str, os.PathLike)):
         raise InputError(f"cloud: expected an array or a point cloud, got {describe_value(cloud)}")
     full_cloud = _convert_fields_to_arrays(cloud) if isinstance(cloud, PointCloud) else as_point_cloud(cloud)
@@ -321,7 +321,7 @@ def read_pose(path: PathLike) -> NDArray[np.float64]:
 
     >>> pose = read_pose("pose.txt")  # [4, 4]  # doctest: +SKIP
     """
-    file = Path(check_path(path))
+    file = Path(convert_path_to_text(path))
     size = require_nonempty_file(file)
     if size > _MAX_BYTES:
         raise InputError(f"{file}: expected a pose, 12 or 16 numbers, got a file of {size} bytes")

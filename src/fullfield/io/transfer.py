@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield._check import InputError, require, suggest_nearest
+from fullfield._check import InputError, format_did_you_mean_hint, require
 from fullfield.io.files import join_to_one_line
 from fullfield.io.names import OCIO_CONFIG, OCIO_TRANSFERS, TRANSFERS
 
@@ -115,7 +115,7 @@ def _build_ocio_curve(space: str, config: str) -> Curve:
         where = "$OCIO" if config != OCIO_CONFIG else "OpenColorIO's studio configuration"
         raise InputError(
             f"transfer: expected one of {', '.join(TRANSFERS)}, or a colour space of {where}, got {space!r}"
-            f"{suggest_nearest(space, [*TRANSFERS, *sorted(names)])}"
+            f"{format_did_you_mean_hint(space, [*TRANSFERS, *sorted(names)])}"
         )
     linear = next((name for name in _LINEAR_SPACES if name.lower() in names), "scene_linear")
     if linear.lower() not in names:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, check_choice, check_not_meta, check_path, check_tensor, require
+from fullfield._check import InputError, check_choice, check_not_meta, check_tensor, convert_path_to_text, require
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow import Axis, Encoding, Precision, check_flow_window, read_flow, read_flow_optionally_masked
 from fullfield.io.flow_formats import Y_NOTE, exr, fill_invalid_with_nan, mark_finite_vectors
@@ -69,7 +69,7 @@ def write_flow_layers(
     Raises InputError for other names, shapes or options, FlowRangeError for flow that half cannot hold, OSError where
     the file cannot be written; what stood there before stays.
     """
-    where = Path(check_path(path))
+    where = Path(convert_path_to_text(path))
     require(where.suffix.lower() == ".exr", str(where), "the suffix .exr", repr(where.suffix))
     check_choice(compression, "compression", (None, *EXR_COMPRESSIONS))
     check_choice(dtype, "dtype", (None, "float", "half"))
@@ -234,7 +234,7 @@ def read_flow_layers(path: PathLike, read_options: FlowReadOptions | None = None
     of another format than OpenEXR holds ``forward`` alone. Size and errors are those of
     :func:`fullfield.io.read_flow`.
     """
-    where = Path(check_path(path))
+    where = Path(convert_path_to_text(path))
     if read_options is not None and not read_options.is_default:
         count = 2 if len(read_options.channels or ()) == 4 else 1
         return {name: read_flow_direction(where, name, read_options) for name in DIRECTIONS[:count]}

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, SetupError, check_choice, check_path
+from fullfield._check import InputError, SetupError, check_choice, convert_path_to_text
 from fullfield.io.files import (
     PathLike,
     describe_error,
@@ -82,7 +82,7 @@ def open_video(source: PathLike) -> VideoSource:
     Raises FileNotFoundError, InputError for what is no video or has no picture, ModuleNotFoundError (``av``, ``cv2``)
     where the library that reads it is not installed.
     """
-    name = check_path(source, "source")
+    name = convert_path_to_text(source, "source")
     return CameraSource(name) if name.startswith(CAMERA) else FileSource(name)
 
 
@@ -416,7 +416,7 @@ class CameraSource:
 def check_codec_matches_suffix(path: PathLike, codec: str) -> None:
     """Raise InputError if a video file cannot hold the codec."""
     check_choice(codec, "codec", VIDEO_CODECS)
-    suffix = Path(check_path(path)).suffix.lower()
+    suffix = Path(convert_path_to_text(path)).suffix.lower()
     if (codec != "h264" and suffix == ".mp4") or (codec == "dnxhr" and suffix != ".mov"):
         expected = "h264 or prores" if suffix == ".mkv" else "h264"
         raise InputError(f"codec: expected {expected} for {path}, got {codec}; write .mov")

@@ -18,7 +18,7 @@ from fullfield.metrics.pixels import (
     check_mask,
     compare_rows,
     iterate_row_blocks,
-    raise_for_nonfinite_predictions,
+    raise_naming_nonfinite_predictions,
 )
 
 AVERAGING = ("pooled", "per_image")
@@ -174,7 +174,7 @@ class FlowMetrics:
             return [0.0] * len(CLASSES), [[0.0] * len(MEASURES)] * len(CLASSES)
         table: list[list[float]] = total.tolist()
         if table[0][-1]:
-            raise_for_nonfinite_predictions(pred, truth, valid)
+            raise_naming_nonfinite_predictions(pred, truth, valid)
         return [row[0] for row in table], [row[1:-1] for row in table]
 
     def _stack_class_masks(

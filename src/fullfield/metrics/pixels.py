@@ -83,7 +83,7 @@ def compare_rows(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice)
     return Comparison(epe, aae * (180.0 / math.pi), total / len(candidates), largest, scored)
 
 
-def raise_for_nonfinite_predictions(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
+def raise_naming_nonfinite_predictions(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
     """Raise InputError naming the first scored pixel without a finite error."""
     count, first = 0, (0, 0)
     for rows in iterate_row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
@@ -195,7 +195,7 @@ def compute_wauc_points(pixels: Comparison) -> Tensor:
 
     Spring's weight of threshold i/20 px is 1 − (i − 1)/100: 100, 99, …, 1 hundredths.
     """
-    thresholds, points = _build_wauc_tables(pixels.epe.device)
+    thresholds, points = _build_wauc_thresholds_and_points(pixels.epe.device)
     return points[torch.bucketize(pixels.epe, thresholds)]
 
 
@@ -264,14 +264,14 @@ def _compute_mean_over_pixels(
     for rows in iterate_row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
         block = compare_rows(pred, truth, valid, rows)
         if bool((block.valid & ~block.epe.isfinite()).any()):
-            raise_for_nonfinite_predictions(pred, truth, valid)
+            raise_naming_nonfinite_predictions(pred, truth, valid)
         total += float(part(block)[block.valid].sum(dtype=torch.float64))
         count += int(block.valid.sum())
     return times * total / (over * count) if count else math.nan
 
 
 @lru_cache
-def _build_wauc_tables(device: torch.device) -> tuple[Tensor, Tensor]:
+def _build_wauc_thresholds_and_points(device: torch.device) -> tuple[Tensor, Tensor]:
     steps = torch.arange(1, WAUC_STEPS + 1, dtype=torch.float64)
     left = torch.arange(WAUC_STEPS, -1, -1, dtype=torch.float64)
     return (steps / 20).to(device), (left * (left + 1) / 2).to(device)

@@ -74,7 +74,7 @@ def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
     return distances.square().sum(1).mean().sqrt()
 
 
-def compute_mean_outer_product(points: Tensor) -> Tensor:
+def compute_mean_homogeneous_outer_product(points: Tensor) -> Tensor:
     """Return [4, 4] float64: the mean of p pᵀ over ``points`` ``[N, 3]`` with a 1 appended; NaN without points.
 
     :func:`compute_rmse_by_mean_outer_product` needs no more than this of the points.
@@ -85,7 +85,7 @@ def compute_mean_outer_product(points: Tensor) -> Tensor:
 
 
 def compute_rmse_by_mean_outer_product(pred: Tensor, truth: Tensor, mean_outer_product: Tensor) -> Tensor:
-    """Return :func:`registration_rmse` over points with this :func:`compute_mean_outer_product`."""
+    """Return :func:`registration_rmse` over points with this :func:`compute_mean_homogeneous_outer_product`."""
     first, second = _check_and_convert_poses(pred, truth)
     _check.check_tensor(mean_outer_product, "mean_outer_product", (4, 4), dtypes=(torch.float64,), device=first.device)
     difference = first - second

@@ -5,7 +5,7 @@ Names are loaded on first use: the configurations need no PyTorch.
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import create_lazy_attributes
+from fullfield._lazy import create_lazy_all_getattr_and_dir
 
 if TYPE_CHECKING:
     from fullfield.models.cascade import Cascade as Cascade
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fullfield.models.weights import fetch_weights as fetch_weights
     from fullfield.models.weights import load_weights as load_weights
 
-__all__, __getattr__, __dir__ = create_lazy_attributes(
+__all__, __getattr__, __dir__ = create_lazy_all_getattr_and_dir(
     __name__,
     {
         "cascade": "Cascade",

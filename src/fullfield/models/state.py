@@ -74,7 +74,7 @@ def read_state_dict(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tu
     """
     if isinstance(source, Mapping):
         return _unwrap_and_check_tensors(source, "state dict"), "state dict"
-    path = Path(_check.check_path(source, "weights"))
+    path = Path(_check.convert_path_to_text(source, "weights"))
     name = str(path)
     with path.open("rb") as file:
         head = file.read(64)

@@ -288,7 +288,7 @@ has published weights."""
 def get_weights_entry(name: str) -> WeightsEntry:
     """Return the entry called ``name``; InputError lists the known ones."""
     if name not in WEIGHTS:
-        hint = _check.suggest_nearest(name, [*WEIGHTS])
+        hint = _check.format_did_you_mean_hint(name, [*WEIGHTS])
         _check.require(False, "weights", f"a file or one of {', '.join(WEIGHTS)}", f"{name!r}{hint}")
     return WEIGHTS[name]
 
@@ -458,7 +458,7 @@ def find_weights_origin(model: str, source: str | os.PathLike[str] | WeightsEntr
     if isinstance(source, WeightsEntry):
         entry = source
     else:
-        name = _check.check_path(source, "weights")
+        name = _check.convert_path_to_text(source, "weights")
         if name == RANDOM:
             return WeightsOrigin(RANDOM)
         path = Path(name)

@@ -24,4 +24,4 @@ def resolve_device(device: str | torch.device, name: str = "device") -> torch.de
     if isinstance(device, str) and device == AUTO:
         gpus = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
         return next((gpu for gpu in gpus if _launching.explain_unsupported_device(gpu) is None), torch.device("cpu"))
-    return torch.empty(0, device=_check.check_device(device, name)).device
+    return torch.empty(0, device=_check.resolve_available_device(device, name)).device

@@ -229,7 +229,7 @@ class LearnedDescriptor:
             InputError: for any other file, with its name and, if known, its kind.
             OSError: if it cannot be read.
         """
-        target_device = _check.check_device(device)
+        target_device = _check.resolve_available_device(device)
         state, name = read_state_dict(path)
         stored = _read_safetensors_header_or_empty(Path(path)).get(_NAME)
         if stored is None:

@@ -16,7 +16,7 @@ Names are loaded on first use.
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import create_lazy_attributes
+from fullfield._lazy import create_lazy_all_getattr_and_dir
 
 if TYPE_CHECKING:
     from fullfield.sequences.follow import follow_frames as follow_frames
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fullfield.sequences.warping import WarpSettings as WarpSettings
     from fullfield.sequences.warping import warp_shot as warp_shot
 
-__all__, __getattr__, __dir__ = create_lazy_attributes(
+__all__, __getattr__, __dir__ = create_lazy_all_getattr_and_dir(
     __name__,
     {
         "follow": "follow_frames",

@@ -144,7 +144,7 @@ class _InputDigests:
             if current not in self._digests:
                 files = self._read.get(current)
                 if files is None:
-                    get, plates = checksums.get_or_compute_checksum, self._plates
+                    get, plates = checksums.get_or_compute_checksum_if_readable, self._plates
                     files = get(plates.get_containing_file(current)), get(plates.get_mask_file(current))
                 self._digests[current] = hash_json_values([before, *files])
             before = self._digests[current]

@@ -89,7 +89,7 @@ class ShotJob:
 
         def compute_input_checksums(number: int, checksums: ChecksumCache) -> dict[str, str | None]:
             frames = self.settings.list_input_frames(plates, number)
-            get = checksums.get_or_compute_checksum
+            get = checksums.get_or_compute_checksum_if_readable
             inputs = {
                 str(n - number): get(plates.get_containing_file(n) if plates.has_frame(n) else None) for n in frames
             }

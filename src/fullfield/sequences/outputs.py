@@ -24,7 +24,7 @@ from fullfield._ledger.notes import check_entry_kinds
 from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
 from fullfield._ledger.versions import ChecksumCache, compute_sampled_checksum, hash_json_values, read_stamp_if_exists
-from fullfield._read_ahead import choose_reader_count
+from fullfield._read_ahead import choose_reader_thread_count
 from fullfield.io import read_flow, write_flow, write_st_map
 from fullfield.io.files import join_to_one_line, remove_abandoned_temporary_files, truncate_to_bytes
 from fullfield.io.flow_formats import ST_MAP_NOTE, Y_NOTE
@@ -165,7 +165,7 @@ class Output:
         if isinstance(layers, Mapping) and st_map is not None:
             write_st_map(st_map, layers[direction], window=result.window)
             st_map_checksum = compute_sampled_checksum(st_map)
-        with journal.record_file_when_written(path, provenance, st_map_checksum):
+        with journal.record_file_on_atomic_write(path, provenance, st_map_checksum):
             if isinstance(layers, Mapping) and self.suffix != ".exr":
                 packing: dict[str, Any] = {} if self.compression is None else {"compression": self.compression}
                 valid = layers[VALID] > 0.5 if VALID in layers else None
@@ -231,7 +231,7 @@ class Output:
             raise InputError(
                 f"{self.path(existing[0])}: exists, and no {self.settings_path} says how it was made; {_ADVICE}"
             )
-        file.write_or_check(
+        file.write_or_check_and_return_previous(
             {"settings": self._split_off_weights_checksum(settings)[0], "source": source},
             has_results=lambda: has_settings and not self._has_no_frames(),
             advice=_ADVICE,
@@ -248,7 +248,7 @@ class Output:
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             with suppress(PermissionError):  # a folder may be writable but not readable
                 remove_abandoned_temporary_files(folder)
-        records.delete_superseded_notes_files()
+        records.delete_superseded_notes_from_ended_processes()
         return plan
 
     def _check_st_maps_are_replaceable(self, numbers: Sequence[int]) -> None:
@@ -271,7 +271,7 @@ class Output:
             checksum = compute_sampled_checksum(st_map)
             journal.add_record(path, records[number]._replace(st_map_checksum=checksum))
 
-        with one_thread_a_file, ThreadPoolExecutor(choose_reader_count()) as pool:
+        with one_thread_a_file, ThreadPoolExecutor(choose_reader_thread_count()) as pool:
             list(pool.map(write_and_record, records))
 
     def _has_no_frames(self) -> bool:
@@ -319,7 +319,7 @@ class Output:
             current_records = [record for record, reason in zip(frame_records, reasons, strict=True) if not reason]
             if current_records:
                 current_digests[number] = hash_json_values(expected)
-                st_map_checksum = records.checksums.get_or_compute_checksum(self.st_map_path(number))
+                st_map_checksum = records.checksums.get_or_compute_checksum_if_readable(self.st_map_path(number))
                 recorded_checksums = {record.st_map_checksum for record in current_records} - {None}
                 if number not in needs_st_map or st_map_checksum in recorded_checksums:
                     continue

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullfield import io
 from fullfield._check import InputError
-from fullfield._read_ahead import choose_reader_count
+from fullfield._read_ahead import choose_reader_thread_count
 from fullfield.io.all_channels import ChannelPicture, read_all_channels
 from fullfield.io.image import FrameReader
 from fullfield.io.names import VIDEO_WRITE_SUFFIXES
@@ -46,7 +46,7 @@ class PictureFiles:
             self.numbers, self.readers = list(self._plates.numbers), self._plates.readers
             self.frame_rate = read_frame_rate(source)
         else:
-            self.numbers, self.readers = list(self._frame_files.files), choose_reader_count()
+            self.numbers, self.readers = list(self._frame_files.files), choose_reader_thread_count()
 
     @property
     def name(self) -> str:

@@ -277,7 +277,7 @@ def write_job_pictures(
             pixels: Tensor = threads.copy_to_host({"pixels": raw.pixels}, event)["pixels"]
         recording: AbstractContextManager[None] = nullcontext()
         if journal is not None:
-            recording = journal.record_file_when_written(
+            recording = journal.record_file_on_atomic_write(
                 job.path(number), {**job.provenance, "inputs": inputs, "start": None}
             )
         if video is not None:

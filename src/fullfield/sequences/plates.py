@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fullfield._check import InputError, describe_value, require
 from fullfield._ledger.versions import FileIdentity, Stamp, compute_sampled_checksum, read_stamp_if_exists
-from fullfield._read_ahead import choose_reader_count
+from fullfield._read_ahead import choose_reader_thread_count
 from fullfield.estimators._frames import Frame, fill_unknown_pixels, get_frame_name_for_messages, read_or_convert_frame
 from fullfield.io import open_video, read_frame_window
 from fullfield.io.image import FrameReader
@@ -209,7 +209,7 @@ class FilePlates(Plates):
         self._frame_files, self.numbers, self.pinned = frame_files, list(numbers), False
         self._reading = {name: value for name, value in reading.items() if value is not None}
         self.uses_data_windows = self._reading.get("window") == "data"
-        self.readers = choose_reader_count()
+        self.readers = choose_reader_thread_count()
         self._nonfinite_messages = _NonfiniteMessages()
         mask = self._reading.get("mask")
         self._mask = mask if get_separate_mask_file(mask) is not None else None
@@ -318,7 +318,7 @@ class StackPlates(Plates):
         self.numbers = list(range(1, self._count + 1)) if numbers is None else list(numbers)
         if not any(1 <= number <= self._count for number in self.numbers):
             raise InputError(f"{self._path}: has frames 1-{self._count}, and none of the requested ones is among them")
-        self.uses_data_windows, self.readers, self.pinned = False, choose_reader_count(), False
+        self.uses_data_windows, self.readers, self.pinned = False, choose_reader_thread_count(), False
 
     def get_frame_name(self, number: int) -> str:
         return f"{self._path}, frame {number}"

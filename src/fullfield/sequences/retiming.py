@@ -99,7 +99,7 @@ def build_retime_job(
 ) -> RetimeJob:
     """Return the job of :func:`retime_shot`, checked against plates and stored flow."""
     _check.require(isinstance(settings, RetimeSettings), "settings", "a RetimeSettings", settings)
-    plates, output = _check.check_path(plates, "plates"), _check.check_path(output, "output")
+    plates, output = _check.convert_path_to_text(plates, "plates"), _check.convert_path_to_text(output, "output")
     stored = StoredFlow.from_source(flow)
     pictures = PictureFiles(plates, settings.mask)
     sources = pictures.choose_frame_numbers(frames)
@@ -168,15 +168,15 @@ class RetimeJob(PictureJob):
         """Return the checksums of one plate, or of both plates and flows around the frame."""
         before, fraction = self._locate_between_plates(number)
         if fraction == 0:
-            return {"plate": checksums.get_or_compute_checksum(self._get_plate_path(before))}
+            return {"plate": checksums.get_or_compute_checksum_if_readable(self._get_plate_path(before))}
         inputs = {}
         for index, plate in enumerate((before, before + 1)):
-            inputs[f"plates {index}"] = checksums.get_or_compute_checksum(self._get_plate_path(plate))
+            inputs[f"plates {index}"] = checksums.get_or_compute_checksum_if_readable(self._get_plate_path(plate))
             mask = get_separate_mask_file(resolve_mask_for_frame(self.mask, plate))
             if mask is not None:
-                inputs[f"mask {index}"] = checksums.get_or_compute_checksum(mask)
+                inputs[f"mask {index}"] = checksums.get_or_compute_checksum_if_readable(mask)
             inputs[f"flow {index}"] = (
-                checksums.get_or_compute_checksum(self.flow.path(plate)) if plate in self.flow else None
+                checksums.get_or_compute_checksum_if_readable(self.flow.path(plate)) if plate in self.flow else None
             )
         return inputs
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullfield._check import InputError, check_path
+from fullfield._check import InputError, convert_path_to_text
 from fullfield.io.names import FLOW_SUFFIXES, has_exr_suffix
 from fullfield.io.vectors import (
     ENDS_NOTE,
@@ -65,7 +65,7 @@ class StoredFlow:
         scale: str | float | Fraction = 1,
         read_options: FlowReadOptions | None = None,
     ) -> None:
-        self.source = source = check_path(source, "flow")
+        self.source = source = convert_path_to_text(source, "flow")
         self.scale, self.reading = _parse_scale(scale), read_options or FlowReadOptions()
         self._frame_files: FrameFiles | None = None
         self._settings: dict[str, Any] = {}

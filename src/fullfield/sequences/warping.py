@@ -16,7 +16,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._ledger.versions import ChecksumCache, hash_json_values
-from fullfield._read_ahead import choose_reader_count
+from fullfield._read_ahead import choose_reader_thread_count
 from fullfield.io.all_channels import ChannelPicture, read_all_channels
 from fullfield.io.names import get_separate_mask_file
 from fullfield.sequences.motion import accumulate_flow_to_reference, warp_image
@@ -106,7 +106,7 @@ def build_warp_job(
     device: str = "auto",
 ) -> WarpJob:
     """Return the job of :func:`warp_shot`, checked against the stored flow."""
-    name, output = _check.check_path(source, "source"), _check.check_path(output, "output")
+    name, output = _check.convert_path_to_text(source, "source"), _check.convert_path_to_text(output, "output")
     settings = WarpSettings() if settings is None else settings
     if settings.reference is not None and has_video_suffix(output):
         raise InputError(f"output: expected files with a reference, such as out.%04d.exr, got {output}")
@@ -178,10 +178,10 @@ class WarpJob(PictureJob):
 
     def compute_input_checksums(self, number: int, checksums: ChecksumCache) -> Mapping[str, str | None]:
         """Return the checksums of the picture, and of the flow of every frame in between."""
-        inputs = {"picture": checksums.get_or_compute_checksum(self._get_picture_path(number))}
+        inputs = {"picture": checksums.get_or_compute_checksum_if_readable(self._get_picture_path(number))}
         mask = get_separate_mask_file(self._get_mask_name(number))
         if mask is not None:
-            inputs["mask"] = checksums.get_or_compute_checksum(mask)
+            inputs["mask"] = checksums.get_or_compute_checksum_if_readable(mask)
         if self._chain_reference is not None:
             return {**inputs, "flow": self._compute_chain_digest(self._chain_reference, number, checksums)}
         return {**inputs, "flow": self._compute_flow_file_checksum(number, checksums)}
@@ -197,7 +197,7 @@ class WarpJob(PictureJob):
         return self.settings.reference if self.flow.reference is None else None
 
     def _compute_flow_file_checksum(self, number: int, checksums: ChecksumCache) -> str | None:
-        return checksums.get_or_compute_checksum(self.flow.path(number)) if number in self.flow else None
+        return checksums.get_or_compute_checksum_if_readable(self.flow.path(number)) if number in self.flow else None
 
     def _compute_chain_digest(self, reference: int, number: int, checksums: ChecksumCache) -> str:
         """Return the digest of the flow of all frames between the reference and ``number``, each read once."""
@@ -229,7 +229,7 @@ class WarpJob(PictureJob):
         """Yield each frame with a callback that computes its picture; frames at an end of the shot are skipped."""
         if not frame_numbers:
             return
-        threads = choose_reader_count() if self.plates is None else self.plates.readers
+        threads = choose_reader_thread_count() if self.plates is None else self.plates.readers
         with InputReader(
             self._read_input, self._get_input_path, self._iterate_input_keys(frame_numbers), stages, outcome, threads
         ) as reader:

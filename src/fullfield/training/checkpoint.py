@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fullfield._check import InputError
-from fullfield._ledger.notes import read_json_file, write_json_file_atomically
+from fullfield._ledger.notes import read_json_object, write_json_file_atomically
 from fullfield._ledger.settings import SettingsFile
 from fullfield.io.files import write_atomically
 from fullfield.models.state import load_state_into, read_safetensors
@@ -187,7 +187,7 @@ def _read_step_history_and_state(
     """Return the step, the history and the further values of the last checkpoint."""
     pointer = folder / STATE / POINTER
     try:
-        resume_state = read_json_file(pointer, "the state of a run")
+        resume_state = read_json_object(pointer, "the state of a run")
         step = int(resume_state.pop("step"))
         history = [_parse_history_row(values, row_type) for values in resume_state.pop("history")]
     except (ValueError, KeyError, TypeError, OverflowError):
@@ -211,7 +211,7 @@ def write_or_check_recipe(path: Path, recipe: Mapping[str, Any], *, has_started:
     changes = [] if stored is None else file.list_changes(stored, recipe)
     if "after" in recipe and changes and all(change.startswith(_LIMITS) for change in changes):
         advice += f", and --after {path.parent} (FlowRun(after=...)) to train these weights further"
-    file.write_or_check(recipe, has_results=lambda: has_started, advice=advice)
+    file.write_or_check_and_return_previous(recipe, has_results=lambda: has_started, advice=advice)
 
 
 def write_safetensors(path: Path, named_tensors: Mapping[str, Tensor]) -> None:

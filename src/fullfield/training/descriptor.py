@@ -163,7 +163,7 @@ def train_descriptor(
     >>> trained = train_descriptor("runs/descriptor", clouds=["a.ply", "b.ply"])  # doctest: +SKIP
     >>> trained.descriptor.save("descriptor.safetensors")  # doctest: +SKIP
     """
-    _check.check_path(folder, "folder")
+    _check.convert_path_to_text(folder, "folder")
     training = training or DescriptorTraining()
     target_device = resolve_device(device)
     _check.check_number(workers, "workers", integer=True, low=1, high=1024)

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._ledger.notes import read_json_file, write_json_file_atomically
+from fullfield._ledger.notes import read_json_object, write_json_file_atomically
 from fullfield.io.files import write_atomically
 from fullfield.models.state import read_safetensors
 from fullfield.training.checkpoint import HISTORY, POINTER, RECIPE, STATE, WEIGHTS, has_checkpoint, write_safetensors
@@ -60,7 +60,7 @@ def pack_run_lossily(
     foreign = sorted({path.name for path in target.iterdir()} - {path.name for path in earlier})
     if foreign:
         raise InputError(f"{target}: expected an empty folder or a packed run, got {foreign[0]}")
-    pointer = read_json_file(folder / STATE / POINTER)
+    pointer = read_json_object(folder / STATE / POINTER)
     files: list[dict[str, Tensor]] = [{}]
     free_bytes = max_file_bytes
     for key, tensor in _iterate_packed_tensors(folder / STATE, pointer["step"]):
@@ -78,7 +78,7 @@ def pack_run_lossily(
     history = folder / HISTORY
     index = {
         "files": names,
-        "recipe": read_json_file(folder / RECIPE),
+        "recipe": read_json_object(folder / RECIPE),
         "state": {**pointer, "best": None} if "best" in pointer else pointer,  # the best weights are not packed
         "history": history.read_text("utf-8") if history.is_file() else "",
     }
@@ -101,7 +101,7 @@ def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -
         raise InputError(f"{packed}: expected a packed run, got a folder without {INDEX}")
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder}: expected a new or empty folder")
-    index = read_json_file(packed / INDEX)
+    index = read_json_object(packed / INDEX)
     unreadable = f"{packed / INDEX}: expected a packed run, cannot be read"
     try:
         step, files = int(index["state"]["step"]), [packed / str(name) for name in index["files"]]

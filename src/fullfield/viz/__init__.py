@@ -6,7 +6,7 @@ Names are loaded on first use.
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import create_lazy_attributes
+from fullfield._lazy import create_lazy_all_getattr_and_dir
 
 if TYPE_CHECKING:
     from fullfield.viz.errors import draw_error_map as draw_error_map
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fullfield.viz.wheel import flow_to_image as flow_to_image
     from fullfield.viz.wheel import measure_max_motion as measure_max_motion
 
-__all__, __getattr__, __dir__ = create_lazy_attributes(
+__all__, __getattr__, __dir__ = create_lazy_all_getattr_and_dir(
     __name__,
     {
         "errors": "draw_error_map",

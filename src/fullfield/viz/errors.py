@@ -55,7 +55,7 @@ def draw_error_map(
     four = isinstance(truth, Tensor) and truth.ndim == 4
     shape = (4, 2, height, width) if four else (2, height, width)
     _check.check_tensor(truth, "truth", shape, dtypes=FLOATS, device=pred.device)
-    top = _resolve_max_error(max_error)
+    top = _check_max_error_or_use_default(max_error)
     candidates = truth if four else truth[None]
     table = create_error_colors()
     image = torch.empty(3, height, width, dtype=torch.uint8)
@@ -79,7 +79,7 @@ def create_error_colors() -> Tensor:
 def draw_error_legend(width: int = 512, *, max_error: float | None = None) -> Tensor:
     """Draw the legend of :func:`draw_error_map`, uint8 ``[3, width/8, width]``: a bar with its errors in pixels."""
     _check.check_number(width, "width", integer=True, low=128)
-    top = _resolve_max_error(max_error)
+    top = _check_max_error_or_use_default(max_error)
     height = width // 8
     margin, bar = height // 2, round(height * 0.42)
     image = create_blank_picture(height, width)
@@ -100,7 +100,7 @@ def _format_error_after_halvings(max_error: float, halvings: int) -> str:
     return f"1/{inverse:.0f}" if inverse > 1 and inverse == round(inverse) else f"{value:.3g}"
 
 
-def _resolve_max_error(max_error: float | None) -> float:
+def _check_max_error_or_use_default(max_error: float | None) -> float:
     if max_error is None:
         return DEFAULT_MAX_ERROR
     _check.check_number(max_error, "max_error", above=0)

@@ -103,7 +103,7 @@ def _encode_frame(view_frame: ViewFrame, max_width: int) -> dict[str, object]:
     for direction in ("forward", "backward"):
         if direction in view_frame.layers:
             flow = _set_unknown_to_nan(view_frame.layers[direction], view_frame.layers.get("valid"))
-            packed[direction], steps[direction] = _encode_flow_as_png(_average_to_size(flow, small))
+            packed[direction], steps[direction] = _encode_flow_as_png_and_steps_per_px(_average_to_size(flow, small))
         for what in ("occlusion", "confidence"):
             plane = view_frame.layers.get(f"{what}.{direction}")
             if plane is not None:
@@ -129,7 +129,7 @@ def _average_to_size(image: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.where(shares >= 0.5, means / shares, float("nan"))
 
 
-def _encode_flow_as_png(flow: Tensor) -> tuple[str, float]:
+def _encode_flow_as_png_and_steps_per_px(flow: Tensor) -> tuple[str, float]:
     """Encode u, with v in the rows below, as n + 2¹⁵ in red (high byte) and green; blue is 255 where it is known.
 
     The second value is the number of n that make one pixel.

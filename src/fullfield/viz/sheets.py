@@ -45,7 +45,7 @@ def draw_sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width
     gap = max(2, min(cell, max_width // columns) // 48)
     cell = max(1, min(cell, (max_width - gap) // columns - gap))
     title = max(14, round(cell / 13) if any(len(panel) == 3 for panel in panels) else round(cell / 19))
-    pictures = [_downscale_picture(panel[1], cell / panel[1].shape[-1]) for panel in panels]
+    pictures = [_resize_picture_if_smaller(panel[1], cell / panel[1].shape[-1]) for panel in panels]
     rows = [range(start, min(start + columns, len(panels))) for start in range(0, len(panels), columns)]
     heights = [max(pictures[i].shape[-2] for i in row) for row in rows]
     result = create_blank_picture(gap + sum(heights) + len(rows) * (title + gap), gap + columns * (cell + gap))
@@ -67,7 +67,7 @@ def _draw_title_inplace(strip: Tensor, name: str, legend: Tensor | None) -> None
     height, width = strip.shape[-2:]
     free_width = float(width)
     if legend is not None:
-        small = _downscale_picture(legend, min(height / legend.shape[-2], 0.6 * width / legend.shape[-1]))
+        small = _resize_picture_if_smaller(legend, min(height / legend.shape[-2], 0.6 * width / legend.shape[-1]))
         _paste_picture_inplace(strip, small, width - small.shape[-1], (height - small.shape[-2]) // 2)
         free_width -= small.shape[-1] + 0.2 * height
     size = min(height * 0.6, max(10.0, width / 30))
@@ -76,7 +76,7 @@ def _draw_title_inplace(strip: Tensor, name: str, legend: Tensor | None) -> None
     draw_text_inplace(strip, shorten_text_to_width(name, size, free_width), (0, height / 2), size)
 
 
-def _downscale_picture(picture: Tensor, factor: float) -> Tensor:
+def _resize_picture_if_smaller(picture: Tensor, factor: float) -> Tensor:
     """Scale ``picture`` by ``factor`` if that makes it smaller."""
     if factor >= 1:
         return picture

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import create_lazy_attributes
+from fullfield._lazy import create_lazy_all_getattr_and_dir
 
 if TYPE_CHECKING:
     from fullfield.models.pointcnnpp.config import PointResNetConfig as PointResNetConfig
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fullfield.models.pointcnnpp.networks import PointResNet as PointResNet
     from fullfield.models.pointcnnpp.networks import PointUNet as PointUNet
 
-__all__, __getattr__, __dir__ = create_lazy_attributes(
+__all__, __getattr__, __dir__ = create_lazy_all_getattr_and_dir(
     __name__,
     {
         "config": "PointResNetConfig PointUNetConfig",

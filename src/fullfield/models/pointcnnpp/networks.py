@@ -80,7 +80,7 @@ class PointPyramid:
 
     def to(self, device: str | torch.device) -> PointPyramid:
         """Return the pyramid on ``device``."""
-        target = _check.check_device(device)
+        target = _check.resolve_available_device(device)
         return replace(
             self,
             points=tuple(p.to(target) for p in self.points),

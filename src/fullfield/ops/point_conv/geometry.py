@@ -96,7 +96,7 @@ class PointGeometry:
 
     def to(self, device: str | torch.device) -> PointGeometry:
         """Return the geometry on ``device``."""
-        target = _check.check_device(device)
+        target = _check.resolve_available_device(device)
         backward = None if self.backward is None else Triplets(*(t.to(target) for t in self.backward))
         return replace(self, forward=Triplets(*(t.to(target) for t in self.forward)), backward=backward)
 

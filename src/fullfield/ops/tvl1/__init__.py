@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import create_lazy_attributes
+from fullfield._lazy import create_lazy_all_getattr_and_dir
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.api import TVL1Solver as TVL1Solver
@@ -19,4 +19,4 @@ _HOMES = {
     "guided": "FlowRefiner refine_flow",
     "persistent": "PersistentSolver",
 }
-__all__, __getattr__, __dir__ = create_lazy_attributes(__name__, _HOMES)
+__all__, __getattr__, __dir__ = create_lazy_all_getattr_and_dir(__name__, _HOMES)

@@ -63,7 +63,7 @@ class TVL1Solver:
         self.config = TVL1Config() if config is None else config
         check_solver_arguments(height, width, self.config, TVL1Config, dtype)
         self.height, self.width = height, width
-        self.dtype, self.device = dtype, add_device_index(_check.check_device(device))
+        self.dtype, self.device = dtype, add_device_index(_check.resolve_available_device(device))
         if backend is None and self.config.cuda_only_feature is not None and self.device.type != "cuda":
             got = f"{self.config.precision!r} on {self.device.type}"
             raise InputError(f"precision: expected 'float32', or an NVIDIA GPU as device, got {got}")

@@ -69,7 +69,7 @@ class FlowRefiner:
         self.config = RefinementConfig() if config is None else config
         check_solver_arguments(height, width, self.config, RefinementConfig, dtype)
         self.height, self.width = height, width
-        self.dtype, self.device = dtype, add_device_index(_check.check_device(device))
+        self.dtype, self.device = dtype, add_device_index(_check.resolve_available_device(device))
         self.backend = REFINERS.choose(backend, self.device, dtype)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._cpu = guided_cpu.CpuRefiner(height, width, self.config) if self.backend == "cpu" else None

@@ -232,7 +232,7 @@ def _check_frame_shape_and_convert_to_ints(shape: Sequence[int]) -> tuple[int, i
 
 
 def _check_and_resolve_cuda_device(device: str | torch.device, config: TVL1Config) -> torch.device:
-    resolved = _check.check_device(device)
+    resolved = _check.resolve_available_device(device)
     reason = cuda.explain_unsupported(resolved, torch.float32, config)
     _check.require(reason is None, "device", "one for the cuda backend", f"{resolved}: {reason}")
     return add_device_index(resolved)

@@ -5,7 +5,7 @@ Names are loaded on first use: the configurations need no PyTorch.
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import create_lazy_attributes
+from fullfield._lazy import create_lazy_all_getattr_and_dir
 
 if TYPE_CHECKING:
     from fullfield.training.flow.augmentation import Augmentation as Augmentation
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fullfield.training.flow.stepping import AveragedWeights as AveragedWeights
     from fullfield.training.flow.validation import FlowValidation as FlowValidation
 
-__all__, __getattr__, __dir__ = create_lazy_attributes(
+__all__, __getattr__, __dir__ = create_lazy_all_getattr_and_dir(
     __name__,
     {
         "augmentation": "Augmentation AugmentedPairs augment",

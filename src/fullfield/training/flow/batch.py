@@ -251,7 +251,7 @@ class DatasetPairs:
         for side, small in zip(size, min_size, strict=True):
             _check.check_number(side, "size", integer=True, low=8)
             _check.check_number(small, "min_size", integer=True, low=8, high=side)
-        self.device = _check.check_device(device)
+        self.device = _check.resolve_available_device(device)
         with_truth = [index for index, record in enumerate(dataset.records) if record.flow is not None]
         if not with_truth:
             raise InputError(f"{dataset.root}: {dataset.name} has no true flow to train on")

@@ -107,7 +107,7 @@ class FlowRun:
         for name in ("checkpoint_every", "validate_every", "read_loss_every"):
             _check.check_number(getattr(self, name), name, integer=True, low=1)
         if self.after is not None:
-            _check.check_path(self.after, "after")
+            _check.convert_path_to_text(self.after, "after")
         if self.pause_after_s is not None:
             _check.check_number(self.pause_after_s, "pause_after_s", above=0.0)
 
@@ -151,7 +151,7 @@ def train_flow(
     Raises:
         InputError: for what cannot be used, a folder of another run, or losses that are not finite.
     """
-    _check.check_path(folder, "folder")
+    _check.convert_path_to_text(folder, "folder")
     training, run = training or FlowTraining(), run or FlowRun()
     first = next(model.parameters(), None)
     if first is None:

@@ -71,7 +71,7 @@ def write_missing_pairs(
         select_binding_settings=_drop_pair_count,
     )
     settings = {**manifest, "count": count}
-    before = file.write_or_check(
+    before = file.write_or_check_and_return_previous(
         settings, has_results=lambda: _has_files_beyond_manifest(base), advice="use another folder"
     )
     if before is not None and before["count"] < count:

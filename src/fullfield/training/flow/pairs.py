@@ -70,7 +70,7 @@ class PairGenerator:
         for side in size:
             _check.check_number(side, "size", integer=True, low=_BLOCK, high=1 << 15)
         _check.check_number(seed, "seed", integer=True, low=0)
-        self.size, self.seed, self.device = (int(size[0]), int(size[1])), seed, _check.check_device(device)
+        self.size, self.seed, self.device = (int(size[0]), int(size[1])), seed, _check.resolve_available_device(device)
         _check.check_number(compressed, "compressed", low=0.0, high=1.0)
         self.style, self.compressed = style or SceneStyle(), compressed
         pictures = create_procedural_pictures() if pictures is None else pictures

@@ -78,14 +78,14 @@ def choose_rank_device(name: str) -> torch.device:
     Elsewhere ``auto`` is the first GPU with kernels, else the CPU.
     """
     is_auto = name == AUTO
-    device = resolve_device(name) if is_auto else _check.check_device(name)
+    device = resolve_device(name) if is_auto else _check.resolve_available_device(name)
     is_chosen = device.index is not None and not (is_auto and "LOCAL_RANK" in os.environ)
     if device.type != "cuda" or is_chosen:
         return device
     local = os.environ.get("LOCAL_RANK", "0")
     if not local.isdecimal():
         raise InputError(f"LOCAL_RANK: expected a number as torchrun sets it, got {local!r}")
-    return _check.check_device(f"cuda:{local}")
+    return _check.resolve_available_device(f"cuda:{local}")
 
 
 _failed = False  # whether a group of GPUs was left open after an error
