@@ -45,7 +45,7 @@ _COMMANDS: dict[str, list[str]] = {
 }
 _PROCESS = """
 import contextlib, io, json, os, sys
-from fullfield._kernels.cache_folder import find_or_create_writable_folder
+from fullfield._kernels.cache_folder import find_or_create_writable_folder_or_none
 from fullfield.cli.main import main
 commands = json.loads(sys.argv[1])
 def run_commands():
@@ -68,11 +68,11 @@ folders = []
 for chosen in (None, "unowned", "locked"):
     if chosen is not None:
         os.environ["FULLFIELD_CACHE_DIR"] = os.path.abspath(chosen)
-    folders.append(str(find_or_create_writable_folder("kernels")))
+    folders.append(str(find_or_create_writable_folder_or_none("kernels")))
 taken = os.path.abspath("taken")
 import tempfile
 tempfile.tempdir = taken
-folders.append(str(find_or_create_writable_folder("kernels")))
+folders.append(str(find_or_create_writable_folder_or_none("kernels")))
 print(json.dumps([results, folders, os.geteuid()]))
 """
 

@@ -325,17 +325,17 @@ def test_estimate_accepts_user_class_as_method(tmp_path: Path, monkeypatch: pyte
 def test_log_or_print_uses_configured_logging(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fullfield._kernels.cache_folder import log_warning_or_print
+    from fullfield._kernels.cache_folder import log_warning_or_print_unless_quiet
 
     monkeypatch.delenv("FULLFIELD_QUIET", raising=False)
     with caplog.at_level(logging.WARNING, "fullfield"):
-        log_warning_or_print("compiling")
+        log_warning_or_print_unless_quiet("compiling")
     assert [record.getMessage() for record in caplog.records] == ["compiling"]
     assert capsys.readouterr().err == ""
     logger = logging.getLogger("fullfield")
     monkeypatch.setattr(logger, "hasHandlers", lambda: False)
-    log_warning_or_print("compiling")
+    log_warning_or_print_unless_quiet("compiling")
     assert capsys.readouterr().err == "fullfield: compiling\n"
     with caplog.at_level(logging.ERROR, "fullfield"):  # monkeypatch would leave what the logger caches of its level
-        log_warning_or_print("compiling")
+        log_warning_or_print_unless_quiet("compiling")
     assert capsys.readouterr().err == ""

@@ -270,7 +270,7 @@ class Kernel:
         self._allowed = 48 << 10
         self._row = ctypes.c_uint.in_dll(library, "cuda_row") if hasattr(library, "cuda_row") else None
 
-    def allow_shared_memory(self, _device: int, size: int) -> None:
+    def raise_shared_memory_limit(self, _device: int, size: int) -> None:
         self._allowed = max(self._allowed, size)
 
     def launch(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from fullfield._kernels.numba_cache import cache_compiled_code, compile_or_load_all, find_cache_folder
+from fullfield._kernels.numba_cache import (
+    cache_compiled_code,
+    compile_or_load_all_and_mark_warm,
+    find_or_create_numba_cache_folder,
+)
 
-CACHE = find_cache_folder(__file__)
+CACHE = find_or_create_numba_cache_folder(__file__)
 
 
 def _jit(function):
@@ -36,7 +40,7 @@ _flat = types.float32[::1]
 ENTRY_POINTS = {"squares": (squares, (_flat, _flat)), "halves": (halves, (_flat,))}
 
 if __name__ == "__main__":
-    compile_or_load_all(ENTRY_POINTS, CACHE, "a few kernels")
+    compile_or_load_all_and_mark_warm(ENTRY_POINTS, CACHE, "a few kernels")
     found = np.zeros(3, np.float32)
     squares(np.arange(3, dtype=np.float32), found)
     halves(found)

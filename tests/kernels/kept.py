@@ -11,14 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fullfield._kernels.cache_folder import find_or_create_writable_folder
+from fullfield._kernels.cache_folder import find_or_create_writable_folder_or_none
 
 _DAYS = 30
 
 
 @functools.cache
 def folder() -> Path:
-    found = find_or_create_writable_folder("tests") or Path(tempfile.mkdtemp())
+    found = find_or_create_writable_folder_or_none("tests") or Path(tempfile.mkdtemp())
     forget_old(found)
     return found
 

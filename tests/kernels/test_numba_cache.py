@@ -80,12 +80,12 @@ def test_start_compiling_fills_cache_in_second_process(
     few: Callable[[], numba_cache.KernelModule], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cold = few()
-    cold.start_compiling_if_cold()
+    cold.start_compiling_process_if_cold()
     module = cold()
     assert not cold.is_compiling
     assert sum(module.squares.stats.cache_hits.values()) == 1
     assert capsys.readouterr().err == "fullfield: compiling a few kernels for this CPU in a second process, once ...\n"
-    few().start_compiling_if_cold()
+    few().start_compiling_process_if_cold()
     assert capsys.readouterr().err == "", "the cache is warm"
 
 
@@ -93,7 +93,7 @@ def test_kernels_compile_in_caller_after_second_process_dies(
     few: Callable[[], numba_cache.KernelModule], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cold = few()
-    cold.start_compiling_if_cold()
+    cold.start_compiling_process_if_cold()
     assert cold._process is not None
     cold._process.kill()
     module = cold()
@@ -147,9 +147,9 @@ def test_numba_cache_skips_unwritable_folders(tmp_path: Path) -> None:
 
 
 def test_numba_kernels_work_without_writable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_folder, "try_create_private_folder", lambda _: False)
-    assert numba_cache.find_cache_folder(__file__) is None
-    refuse = "cache_folder.try_create_private_folder = lambda _: False"
+    monkeypatch.setattr(cache_folder, "try_create_private_writable_folder", lambda _: False)
+    assert numba_cache.find_or_create_numba_cache_folder(__file__) is None
+    refuse = "cache_folder.try_create_private_writable_folder = lambda _: False"
     script = f"from fullfield._kernels import cache_folder\n{refuse}\n{RUN_FEW}"
     out, messages = finish(start(["-c", script], str(tmp_path)))
     assert out == FOUND
@@ -181,7 +181,7 @@ def test_announcement_knows_read_only_folder(
     monkeypatch.delenv("FULLFIELD_QUIET", raising=False)
     for is_writable, times in ((True, "once ..."), (False, "in every process: no cache folder can be written ...")):
         monkeypatch.setattr(os, "access", lambda *_, allowed=is_writable: allowed)
-        with cache_folder.announce_compilation("a few kernels", "this CPU", tmp_path):
+        with cache_folder.announce_and_time_compilation("a few kernels", "this CPU", tmp_path):
             pass
         assert capsys.readouterr().err.startswith(f"fullfield: compiling a few kernels for this CPU, {times}\n")
 
@@ -190,10 +190,10 @@ def test_find_cache_folder_changes_with_sources(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
     source = tmp_path / "kernels.py"
     source.write_text("a = 1\n")
-    first = numba_cache.find_cache_folder(str(source))
-    assert first == numba_cache.find_cache_folder(str(source))
+    first = numba_cache.find_or_create_numba_cache_folder(str(source))
+    assert first == numba_cache.find_or_create_numba_cache_folder(str(source))
     source.write_text("a = 2\n")
-    second = numba_cache.find_cache_folder(str(source))
+    second = numba_cache.find_or_create_numba_cache_folder(str(source))
     assert first is not None
     assert second is not None
     assert first != second
@@ -204,10 +204,10 @@ def test_find_cache_folder_changes_with_sources(tmp_path: Path, monkeypatch: pyt
 def test_try_create_private_folder_refuses_folder_of_other_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cache_folder.try_create_private_folder(tmp_path)
+    assert cache_folder.try_create_private_writable_folder(tmp_path)
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    assert not cache_folder.try_create_private_folder(tmp_path)
+    assert not cache_folder.try_create_private_writable_folder(tmp_path)
 
 
 def test_cache_compiled_code_restores_numba_setting(tmp_path: Path) -> None:
@@ -276,25 +276,25 @@ def test_numba_cache_is_used_by_user_who_cannot_write(tmp_path: Path) -> None:
 def test_read_only_folders_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
     folder = tmp_path / "cache" / "kernels"
-    assert cache_folder.list_read_only_folders("kernels", None) == []
+    assert cache_folder.list_trusted_folders_before_writable("kernels", None) == []
     (folder / "below").mkdir(parents=True)
     (folder / "below" / "code").touch()
     for path in (folder, folder / "below", folder / "below" / "code", folder.parent):
         path.chmod(0o755)
-        assert cache_folder.list_read_only_folders("kernels", None) == [folder]
+        assert cache_folder.list_trusted_folders_before_writable("kernels", None) == [folder]
         for mode in (0o775, 0o757):
             path.chmod(mode)
-            assert cache_folder.list_read_only_folders("kernels", None) == [], path
+            assert cache_folder.list_trusted_folders_before_writable("kernels", None) == [], path
         path.chmod(0o755)
     if os.getuid() == 0:
         for path in (folder, folder / "below" / "code", folder.parent):
             os.chown(path, 12345, 12345)
-            assert cache_folder.list_read_only_folders("kernels", None) == [], path
+            assert cache_folder.list_trusted_folders_before_writable("kernels", None) == [], path
             os.chown(path, 0, 0)
     (folder / "link").symlink_to(folder / "below" / "code")
-    assert cache_folder.list_read_only_folders("kernels", None) == []
+    assert cache_folder.list_trusted_folders_before_writable("kernels", None) == []
     (folder / "link").unlink()
-    assert cache_folder.list_read_only_folders("kernels", None) == [folder]
+    assert cache_folder.list_trusted_folders_before_writable("kernels", None) == [folder]
 
 
 def test_numba_kernels_run_in_folder_that_becomes_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,31 +365,31 @@ def test_try_create_private_folder_refuses_shared_temporary_folder(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
-    top = cache_folder._find_temporary_folder()
+    top = cache_folder._get_user_temporary_folder_or_none()
     assert top is not None
-    assert cache_folder.try_create_private_folder(top / "numba")
+    assert cache_folder.try_create_private_writable_folder(top / "numba")
     assert stat.S_IMODE(top.stat().st_mode) == stat.S_IMODE((top / "numba").stat().st_mode) == 0o700
     for path, mode in ((top / "numba", 0o770), (top, 0o755), (tmp_path / "tmp", 0o777), (tmp_path / "tmp", 0o775)):
         before = stat.S_IMODE(path.stat().st_mode)
         path.chmod(mode)
-        assert not cache_folder.try_create_private_folder(top / "numba"), path
+        assert not cache_folder.try_create_private_writable_folder(top / "numba"), path
         path.chmod(before)
-        assert cache_folder.try_create_private_folder(top / "numba")
+        assert cache_folder.try_create_private_writable_folder(top / "numba")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (top / "link").symlink_to(elsewhere)
-    assert not cache_folder.try_create_private_folder(top / "link")
+    assert not cache_folder.try_create_private_writable_folder(top / "link")
     if os.getuid() == 0:  # a parent of somebody else's
         os.chown(top, 12345, 12345)
-        assert not cache_folder.try_create_private_folder(top / "numba")
+        assert not cache_folder.try_create_private_writable_folder(top / "numba")
 
 
 def test_compile_all_accepts_kernels_of_other_modules(tmp_path: Path) -> None:
     from numba import types
 
-    shared = numba_cache.create_jit(tmp_path)(_twice)
+    shared = numba_cache.create_jit_decorator(tmp_path)(_twice)
     for what in ("first kernels", "second kernels"):
-        numba_cache.compile_or_load_all({"twice": (shared, (types.float32,))}, tmp_path, what)
+        numba_cache.compile_or_load_all_and_mark_warm({"twice": (shared, (types.float32,))}, tmp_path, what)
     assert shared(2.0) == 4.0
     assert len(shared.overloads) == 1
 

@@ -97,7 +97,7 @@ def test_compiler_processes_share_cold_cache(cache: Path) -> None:
 def test_compiler_works_without_writable_folder(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cache: Path
 ) -> None:
-    monkeypatch.setattr(cache_folder, "try_create_private_folder", lambda _: False)
+    monkeypatch.setattr(cache_folder, "try_create_private_writable_folder", lambda _: False)
     assert Compiler("sm_80", "test kernels").compile([TRIVIAL])[0]
     assert "in every process: no cache folder can be written" in capfd.readouterr().err
     assert not cache.exists()
@@ -112,27 +112,27 @@ def test_compiler_reads_cache_that_cannot_be_written(
     (kept,) = cache.iterdir()
     assert stat.S_IMODE(kept.stat().st_mode) == 0o644
     capfd.readouterr()
-    monkeypatch.setattr(cache_folder, "try_create_private_folder", lambda _: False)
+    monkeypatch.setattr(cache_folder, "try_create_private_writable_folder", lambda _: False)
     assert Compiler("sm_80", "test kernels").compile([TRIVIAL]) == codes
     assert capfd.readouterr().err == ""
 
 
 def test_explain_refusal_names_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "iterate_candidate_libraries", lambda: iter(("libnvrtc-of-nobody.so",)))
-    monkeypatch.setattr(nvrtc, "_open_library_by_pathfinder_if_possible", lambda: None)
-    nvrtc._find_newest_nvrtc.cache_clear()
+    monkeypatch.setattr(nvrtc, "iterate_candidate_nvrtc_libraries", lambda: iter(("libnvrtc-of-nobody.so",)))
+    monkeypatch.setattr(nvrtc, "_open_nvrtc_by_pathfinder_or_none", lambda: None)
+    nvrtc._load_newest_nvrtc_or_none.cache_clear()
     try:
         assert re.match(
             r"NVRTC for CUDA \d+ or older was not found \(pip install 'fullfield\[cuda13\]'",
             nvrtc.explain_missing_nvrtc() or "",
         )
     finally:
-        nvrtc._find_newest_nvrtc.cache_clear()
+        nvrtc._load_newest_nvrtc_or_none.cache_clear()
 
 
 def test_list_candidate_libraries_of_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA's wheels for CUDA 13 and 12, and PyTorch's own folder, by the names of this system."""
-    names = [nvrtc._list_library_names(major)[0] for major in (13, 12)]
+    names = [nvrtc._list_nvrtc_file_names(major)[0] for major in (13, 12)]
     places = [tmp_path / "nvidia/cu13/lib" / names[0], tmp_path / "nvidia/cuda_nvrtc/lib" / names[1]]
     places.append(tmp_path / "torch/lib" / names[1])
     for place in places:
@@ -141,7 +141,7 @@ def test_list_candidate_libraries_of_wheels(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(nvrtc, "_find_package_folders", lambda name: [tmp_path / name])
     for variable in ("CONDA_PREFIX", "CUDA_PATH", "CUDA_HOME"):
         monkeypatch.delenv(variable, raising=False)
-    assert list(nvrtc.iterate_candidate_libraries()) == [*map(str, places), *names]
+    assert list(nvrtc.iterate_candidate_nvrtc_libraries()) == [*map(str, places), *names]
 
 
 def test_nvrtc_launch_structures_match_cuda_header(monkeypatch: pytest.MonkeyPatch) -> None:

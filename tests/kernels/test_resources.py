@@ -132,7 +132,7 @@ def convolution_of(
     request = points.ConvRequest(torch.device("cuda", 0), dtype, channels, groups, cells, rows, rows, 16 * rows)
     if not get_device_gpu_properties(arch).multiplies_bfloat16:
         request = config.replace_bfloat16_by_float32(request)
-    return request, config.choose_operands(request, False)
+    return request, config.choose_operand_format(request, False)
 
 
 def of_point_convolutions(arch: str) -> Limits:

@@ -24,10 +24,10 @@ def _arithmetic(a, b, out):  # type: ignore[no-untyped-def]
     simd.store(out, 80, simd.maximum(x, y))
     simd.store(out, 96, simd.sqrt(y))
     simd.store(out, 112, simd.floor(x))
-    simd.store(out, 128, simd.is_within(x, simd.splat(np.float32(0.0)), simd.splat(np.float32(2.0))))
-    simd.store(out, 144, simd.compute_reciprocal_above(x, simd.splat(np.float32(1.0))))
+    simd.store(out, 128, simd.get_ones_where_within(x, simd.splat(np.float32(0.0)), simd.splat(np.float32(2.0))))
+    simd.store(out, 144, simd.compute_reciprocal_above_else_zero(x, simd.splat(np.float32(1.0))))
     simd.store(out, 160, simd.create_lane_numbers())
-    simd.store(out, 176, simd.is_above(x, y))
+    simd.store(out, 176, simd.get_ones_where_above(x, y))
 
 
 def test_simd_lanes_match_numpy() -> None:
@@ -61,7 +61,7 @@ def test_simd_columns_match_rows() -> None:
 def _folded(a, w, whole, out):  # type: ignore[no-untyped-def]
     x = simd.load(a, 0)
     out[0], out[1], out[2], out[3] = simd.sum_weighted_quarters(x, w[0], w[1], w[2], w[3])
-    simd.store_int32(whole, 2, x)
+    simd.store_truncated_int32(whole, 2, x)
 
 
 def test_simd_weights_and_integers_match_numpy() -> None:
@@ -88,7 +88,7 @@ def test_simd_lanes_refuse_scalars() -> None:
 def _estimated(a, out):  # type: ignore[no-untyped-def]
     x = simd.load(a, 0)
     simd.store(out, 0, simd.approximate_rsqrt(x))
-    return simd.is_any_above_zero(x - simd.splat(np.float32(2.0)))
+    return simd.is_any_lane_above_zero(x - simd.splat(np.float32(2.0)))
 
 
 @pytest.mark.parametrize(("largest", "some"), [(1.5, False), (2.5, True)])

@@ -120,7 +120,7 @@ def test_structures_parse_declarations() -> None:
     assert (kinds["a"], kinds["b"], kinds["item"]) == (ctypes.c_ubyte, ctypes.c_void_p, ctypes.c_double)
     assert ctypes.sizeof(kinds["from_"]) == 4 * 8
     assert (kinds["flags"]._length_, kinds["flags"]._type_._length_) == (2, 3)
-    assert (declared.evaluate_integer("MOST"), declared.evaluate_integer("2 + MOST")) == (3, 5)
+    assert (declared.evaluate_integer_sum("MOST"), declared.evaluate_integer_sum("2 + MOST")) == (3, 5)
     for name, words in (
         ("Odd", r"Odd: cannot read the declaration 'int \(\*call\)\(int\)'"),
         ("Unknown", "half: expected one declaration, got 0"),

@@ -27,12 +27,12 @@ def test_split_rows_covers_rows_once(height: int, number: int, grain: int) -> No
 
 def test_run_tasks_uses_several_threads() -> None:
     meeting = threading.Barrier(3, timeout=10)
-    threads.run_tasks([lambda: meeting.wait() for _ in range(3)], 3)
+    threads.run_tasks_and_wait([lambda: meeting.wait() for _ in range(3)], 3)
 
 
 def test_run_tasks_single_thread_is_caller() -> None:
     seen: list[int] = []
-    threads.run_tasks([lambda: seen.append(threading.get_ident())] * 3, 1)
+    threads.run_tasks_and_wait([lambda: seen.append(threading.get_ident())] * 3, 1)
     assert seen == [threading.get_ident()] * 3
 
 
@@ -46,7 +46,7 @@ def test_run_tasks_raises_error_after_all_tasks(bad: int) -> None:
         ended.append(index)
 
     with pytest.raises(ValueError, match=f"task {bad}"):
-        threads.run_tasks([partial(work, index) for index in range(3)], 3)
+        threads.run_tasks_and_wait([partial(work, index) for index in range(3)], 3)
     assert sorted(ended) == [i for i in range(3) if i != bad]
 
 
@@ -65,7 +65,7 @@ def test_run_tasks_uses_caller_if_threads_cannot_start(monkeypatch: pytest.Monke
     monkeypatch.setattr(threads, "_pool", None)
     monkeypatch.setattr(threading.Thread, "start", refusing)
     done: list[int] = []
-    threads.run_tasks([partial(done.append, index) for index in range(6)], 3)
+    threads.run_tasks_and_wait([partial(done.append, index) for index in range(6)], 3)
     assert sorted(done) == list(range(6))
 
 
@@ -75,7 +75,7 @@ def test_run_tasks_keeps_concurrent_callers_while_pool_grows() -> None:
     def call(number: int) -> None:
         try:
             for count in range(2, 40):
-                threads.run_tasks([lambda: None] * count, count if number % 2 else 2)
+                threads.run_tasks_and_wait([lambda: None] * count, count if number % 2 else 2)
         except BaseException as error:  # noqa: BLE001 - the test is that there is none
             problems.append(error)
 
@@ -91,13 +91,13 @@ def test_run_tasks_keeps_concurrent_callers_while_pool_grows() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_run_tasks_works_in_forked_child() -> None:
-    threads.run_tasks([lambda: None] * 2, 2)
+    threads.run_tasks_and_wait([lambda: None] * 2, 2)
     child = os.fork()
     if child == 0:
         code = 1
         try:
             meeting = threading.Barrier(2, timeout=10)
-            threads.run_tasks([lambda: meeting.wait() for _ in range(2)], 2)
+            threads.run_tasks_and_wait([lambda: meeting.wait() for _ in range(2)], 2)
             code = 0
         finally:
             os._exit(code)

@@ -112,7 +112,7 @@ def test_recorded_memory_padding_keeps_emulated_results(
     """All kernels of the features, whose memory is poisoned and watched; the geometry is the reference's."""
     machine = emulate(launch, norms, pooling, gpu=HOPPER, serve=True)
     monkeypatch.setattr(config, "_BANDS", 0)  # wgmma for any number of rows
-    monkeypatch.setattr(protocol, "choose_triplet_backend", lambda _: reference)
+    monkeypatch.setattr(protocol, "choose_triplet_backend_module", lambda _: reference)
     monkeypatch.setattr(neighbors, "explain_unsupported", lambda _: "not here")
     torch.manual_seed(0)
     settings = PointResNetConfig(grid=0.1, classes=3, channels=(16, 32), blocks=(1, 1), stem_kernel=3)

@@ -34,7 +34,7 @@ class Recorder(LibraryCache):
         recorder = self
 
         class Kernel:
-            def allow_shared_memory(self, _: int, size: int) -> None:
+            def raise_shared_memory_limit(self, _: int, size: int) -> None:
                 recorder.allowed.append(size)
 
             def launch(self, *arguments: object) -> None:

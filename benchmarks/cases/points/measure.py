@@ -46,7 +46,7 @@ from benchmarks.harness import (
 )
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
 from fullfield.ops.point_conv import knn_geometry, protocol, radius_geometry, voxel_geometry
-from fullfield.ops.point_conv.geometry import kernel_radius
+from fullfield.ops.point_conv.geometry import compute_kernel_radius
 
 PARTS = {
     "build": "search, triplets and downsampling",
@@ -365,9 +365,9 @@ def _build(plan: Plan, scene: Scene, note: Note) -> Cases:
 
 def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Result:
     points, offsets, sides = scene.points, scene.offsets, (plan.kernel,) * 3
-    radius = kernel_radius(grid, plan.kernel)
+    radius = compute_kernel_radius(grid, plan.kernel)
     result = radius_search(points, radius, offsets=offsets)
-    build: Any = protocol.choose_triplet_backend(plan.device)
+    build: Any = protocol.choose_triplet_backend_module(plan.device)
     fewer = grid_downsample(points, 2 * grid, offsets=offsets)
     sparse = points[fewer.indices]
     exact = _brute_force(points, offsets, radius)

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.cases.tvl1.romera import OURS, compile_all, schedule_of
-from fullfield._kernels.cache_folder import find_or_create_writable_folder
+from fullfield._kernels.cache_folder import find_or_create_writable_folder_or_none
 from fullfield._kernels.nvrtc import KernelError
 from fullfield.ops._launching import GpuProperties, get_gpu_properties
 from fullfield.ops.tvl1.config import TVL1Config
@@ -93,7 +93,7 @@ def _kernels() -> str:
 
 
 def _place(device: GpuProperties) -> Path | None:
-    folder = find_or_create_writable_folder("tvl1")
+    folder = find_or_create_writable_folder_or_none("tvl1")
     return None if folder is None else folder / f"{re.sub(r'[^A-Za-z0-9]+', '_', device.name)}.json"
 
 

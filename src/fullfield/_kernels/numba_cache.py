@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._kernels import Missing
 from fullfield._kernels.cache_folder import (
-    announce_compilation,
-    find_or_create_writable_folder,
-    list_read_only_folders,
-    log_warning_or_print,
+    announce_and_time_compilation,
+    find_or_create_writable_folder_or_none,
+    list_trusted_folders_before_writable,
+    log_warning_or_print_unless_quiet,
 )
 
 if TYPE_CHECKING:
@@ -39,23 +39,23 @@ def explain_missing_numba() -> Missing | None:
     return None
 
 
-def find_cache_folder(*sources: str) -> Path | None:
+def find_or_create_numba_cache_folder(*source_paths: str) -> Path | None:
     """Return a folder for code compiled from these source files, writable if one is, or None.
 
     It is in ``FULLFIELD_CACHE_DIR``, the user's cache folder or a temporary folder of the user's. The name contains a
-    digest of the sources and versions, so that a change to a helper that numba inlines is never missed.
+    digest of the source_paths and versions, so that a change to a helper that numba inlines is never missed.
     """
     import llvmlite
     import numba
 
     digest = hashlib.sha256(f"checksums {numba.__version__} {llvmlite.__version__} {sys.version}".encode())
-    for source in sources:
+    for source in source_paths:
         # numba keeps code by the path of its source, too.
         digest.update(str(Path(source).resolve()).encode())
         digest.update(Path(source).read_bytes())
     name = f"numba-{digest.hexdigest()[:16]}"
-    folder = find_or_create_writable_folder(name)
-    return folder if folder is not None else next(iter(list_read_only_folders(name, None)), None)
+    folder = find_or_create_writable_folder_or_none(name)
+    return folder if folder is not None else next(iter(list_trusted_folders_before_writable(name, None)), None)
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def cache_compiled_code(folder: Path | None) -> Iterator[None]:
     locators = implementation._locator_classes
     config.CACHE_DIR = str(folder) if folder is not None else ""
     caching.IndexDataCacheFile = _create_checksummed_file_class(_list_read_only_copies(folder))
-    implementation._locator_classes = [_create_locator_class(locators[0]), *locators[1:]]
+    implementation._locator_classes = [_create_locator_class_for_read_only_folders(locators[0]), *locators[1:]]
     try:
         yield
     finally:
@@ -77,7 +77,7 @@ def cache_compiled_code(folder: Path | None) -> Iterator[None]:
         implementation._locator_classes = locators
 
 
-def create_jit(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
+def create_jit_decorator(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
     """Return the decorator of a module's kernels, whose code is kept in ``folder``; ``options`` are numba's.
 
     The kernels release the GIL, and a division by zero raises no exception. Python calls them, C does not.
@@ -92,22 +92,22 @@ def create_jit(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
     return jit
 
 
-def create_helper_jit(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
-    """Return the decorator of functions that only kernels call; arguments as for :func:`create_jit`.
+def create_helper_jit_decorator(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
+    """Return the decorator of functions that only kernels call; arguments as for :func:`create_jit_decorator`.
 
     They compile in less time, because Python cannot call them.
     """
-    return create_jit(folder, no_cpython_wrapper=True, **options)
+    return create_jit_decorator(folder, no_cpython_wrapper=True, **options)
 
 
 @functools.cache
 def _list_read_only_copies(folder: Path | None) -> tuple[Path, ...]:
     """Return the folders whose code is loaded if it is not in ``folder``."""
-    return () if folder is None else tuple(list_read_only_folders(folder.name, folder))
+    return () if folder is None else tuple(list_trusted_folders_before_writable(folder.name, folder))
 
 
 @functools.cache
-def _create_locator_class(base: Any) -> Any:
+def _create_locator_class_for_read_only_folders(base: Any) -> Any:
     """Return numba's class of the folder ``config.CACHE_DIR``, changed to accept one that cannot be written."""
 
     class Locator(base):  # type: ignore[misc]  # numba has no types
@@ -157,10 +157,10 @@ def _create_checksummed_file_class(read_only_folders: tuple[Path, ...]) -> Any:
             return data
 
         def _load_index(self) -> Any:
-            return super()._load_index() if _is_intact_else_remove(self._index_path) else {}
+            return super()._load_index() if _is_intact_else_remove_and_warn(self._index_path) else {}
 
         def _load_data(self, name: str) -> Any:
-            if not _is_intact_else_remove(self._data_path(name)):
+            if not _is_intact_else_remove_and_warn(self._data_path(name)):
                 raise FileNotFoundError(self._data_path(name))
             return super()._load_data(name)
 
@@ -174,7 +174,7 @@ def _create_checksummed_file_class(read_only_folders: tuple[Path, ...]) -> Any:
     return ChecksummedFile
 
 
-def _is_intact_else_remove(path: str) -> bool:
+def _is_intact_else_remove_and_warn(path: str) -> bool:
     """Return whether a file ends in the checksum of the rest; a damaged file is removed."""
     try:
         content = Path(path).read_bytes()
@@ -191,38 +191,39 @@ def _is_intact_else_remove(path: str) -> bool:
 def _warn_once_per_folder(folder: str, text: str) -> None:
     if folder not in _SAID:
         _SAID.add(folder)
-        log_warning_or_print(text)
+        log_warning_or_print_unless_quiet(text)
 
 
-def is_cache_warm(folder: Path | None, name: str) -> bool:
-    """Return whether :func:`compile_or_load_all` has finished for this CPU in ``folder`` or a read-only one before."""
+def is_cache_warm(folder: Path | None, label: str) -> bool:
+    """Return whether ``folder`` or a read-only copy of it holds all kernels called ``label``, for this CPU."""
     if folder is None:
         return False
-    return any(_get_stamp_path(one, name).exists() for one in (folder, *_list_read_only_copies(folder)))
+    return any(_get_stamp_path(one, label).exists() for one in (folder, *_list_read_only_copies(folder)))
 
 
-def compile_or_load_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, name: str) -> None:
-    """Compile or load every ``name: (dispatcher, signature)``.
+def compile_or_load_all_and_mark_warm(functions: dict[str, tuple[Any, Any]], folder: Path | None, label: str) -> None:
+    """Compile or load every ``label: (dispatcher, signature)``.
 
     A cold cache is announced on stderr, because it costs seconds once, unless ``FULLFIELD_QUIET`` is set.
     """
-    cold = not is_cache_warm(folder, name)
-    with announce_compilation(name, "this CPU", folder) if cold else nullcontext():
+    cold = not is_cache_warm(folder, label)
+    with announce_and_time_compilation(label, "this CPU", folder) if cold else nullcontext():
         for dispatcher, signature in functions.values():
             if signature not in dispatcher.overloads:  # a kernel that two modules share may be compiled already
                 dispatcher.compile(signature)
             dispatcher.disable_compile()  # a call with other types is a mistake, not a second specialisation
     if cold and folder is not None:
         with suppress(OSError):  # only the announcement would be repeated
-            _get_stamp_path(folder, name).touch()
+            _get_stamp_path(folder, label).touch()
 
 
 class KernelModule:
     """Module of kernels that is imported and compiled (or loaded) on first use, from any thread.
 
     Args:
-        module: full name of the module, with ``ENTRY_POINTS``, as for :func:`compile_or_load_all`, and their ``CACHE``.
-        what: name of the kernels in the announcement.
+        module: full name of the module, with ``ENTRY_POINTS``, as for :func:`compile_or_load_all_and_mark_warm`, and
+            their ``CACHE``.
+        label: name of the kernels in the announcement.
     """
 
     def __init__(self, module: str, label: str) -> None:
@@ -239,11 +240,11 @@ class KernelModule:
                     self._process.join()
                     self._process = None
                 module = importlib.import_module(self._name)
-                compile_or_load_all(module.ENTRY_POINTS, module.CACHE, self._label)
+                compile_or_load_all_and_mark_warm(module.ENTRY_POINTS, module.CACHE, self._label)
                 self._ready = module
         return self._ready
 
-    def start_compiling_if_cold(self) -> None:
+    def start_compiling_process_if_cold(self) -> None:
         """Compile in a second process, if the cache is cold and can be written; the next call waits for it.
 
         Only for programs whose main module can be imported again, as ``multiprocessing`` does.
@@ -255,9 +256,11 @@ class KernelModule:
 
         with self._lock:
             if self._ready is None and self._process is None:
-                log_warning_or_print(f"compiling {self._label} for this CPU in a second process, once ...")
+                log_warning_or_print_unless_quiet(f"compiling {self._label} for this CPU in a second process, once ...")
                 arguments = self._name, self._label
-                self._process = get_context("spawn").Process(target=_compile_into_cache, args=arguments, daemon=True)
+                self._process = get_context("spawn").Process(
+                    target=_try_compile_into_cache_silently, args=arguments, daemon=True
+                )
                 self._process.start()
 
     @property
@@ -272,7 +275,7 @@ class KernelModule:
         return folder, is_cache_warm(folder, self._label)
 
 
-def _compile_into_cache(module: str, label: str) -> None:
+def _try_compile_into_cache_silently(module: str, label: str) -> None:
     """Compile the kernels of a module into the cache, silently: after an error the parent compiles them itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     os.environ["FULLFIELD_QUIET"] = "1"
@@ -280,8 +283,8 @@ def _compile_into_cache(module: str, label: str) -> None:
         KernelModule(module, label)()
 
 
-def _get_stamp_path(folder: Path, name: str) -> Path:
-    return folder / f"{name.replace(' ', '-')}.{_compute_cpu_digest()}.compiled"
+def _get_stamp_path(folder: Path, label: str) -> Path:
+    return folder / f"{label.replace(' ', '-')}.{_compute_cpu_digest()}.compiled"
 
 
 def cpu_has_feature(feature: str) -> bool:

@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 from fullfield._kernels import Missing
 from fullfield._kernels.cache_folder import (
-    announce_compilation,
-    find_or_create_writable_folder,
-    list_read_only_folders,
-    log_warning_or_print,
+    announce_and_time_compilation,
+    find_or_create_writable_folder_or_none,
+    list_trusted_folders_before_writable,
+    log_warning_or_print_unless_quiet,
 )
 
 WINDOWS = sys.platform == "win32"
@@ -77,8 +77,8 @@ def generate_wgmma_source(columns: int, bf16: bool, b_descriptor_high: int) -> s
 # ---- finding the libraries
 
 
-def _list_library_names(major: int) -> tuple[str, ...]:
-    return (f"nvrtc64_{major}0_0.dll",) if WINDOWS else (f"libnvrtc.so.{major}",)
+def _list_nvrtc_file_names(cuda_major: int) -> tuple[str, ...]:
+    return (f"nvrtc64_{cuda_major}0_0.dll",) if WINDOWS else (f"libnvrtc.so.{cuda_major}",)
 
 
 def _find_package_folders(name: str) -> list[Path]:
@@ -90,10 +90,10 @@ def _find_package_folders(name: str) -> list[Path]:
     return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec is not None else []
 
 
-def _iterate_library_folders(major: int) -> Iterator[Path]:
+def _iterate_candidate_nvrtc_folders(cuda_major: int) -> Iterator[Path]:
     """Yield the folders of NVIDIA's wheels, PyTorch's wheels, conda and toolkits."""
     for root in _find_package_folders("nvidia"):
-        for package in (f"cu{major}", "cuda_nvrtc"):
+        for package in (f"cu{cuda_major}", "cuda_nvrtc"):
             yield from (root / package / subfolder for subfolder in ("lib", "bin/x86_64", "bin", "lib/x64"))
     for root in _find_package_folders("torch"):
         yield root / "lib"
@@ -103,18 +103,18 @@ def _iterate_library_folders(major: int) -> Iterator[Path]:
             yield from (root / subfolder for subfolder in ("lib", "lib64", "bin", "bin/x64", "Library/bin"))
 
 
-def iterate_candidate_libraries() -> Iterator[str]:
+def iterate_candidate_nvrtc_libraries() -> Iterator[str]:
     """Yield existing paths of NVRTC, then names for the system's loader, the newest CUDA major first."""
     for major in MAJORS:
-        for name in _list_library_names(major):
-            for folder in _iterate_library_folders(major):
+        for name in _list_nvrtc_file_names(major):
+            for folder in _iterate_candidate_nvrtc_folders(major):
                 if (folder / name).is_file():
                     yield str(folder / name)
     for major in MAJORS:
-        yield from _list_library_names(major)
+        yield from _list_nvrtc_file_names(major)
 
 
-def _open_library_if_possible(path: str) -> ctypes.CDLL | None:
+def _open_nvrtc_with_builtins_or_none(path: str) -> ctypes.CDLL | None:
     """Open the library after the one with its built-in functions, which it would search by name only."""
     folder = Path(path).parent
     try:
@@ -130,11 +130,11 @@ def _open_library_if_possible(path: str) -> ctypes.CDLL | None:
         return None
 
 
-def _open_library_by_pathfinder_if_possible() -> ctypes.CDLL | None:
+def _open_nvrtc_by_pathfinder_or_none() -> ctypes.CDLL | None:
     """Open the library that cuda-core finds, if that is installed."""
     try:
         pathfinder = importlib.import_module("cuda.pathfinder")
-        return _open_library_if_possible(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+        return _open_nvrtc_with_builtins_or_none(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
     except (ImportError, RuntimeError, OSError):
         return None
 
@@ -192,22 +192,22 @@ class Nvrtc:
 
 
 @functools.cache
-def _find_newest_nvrtc(max_cuda_major: int) -> Nvrtc | None:
-    for path in iterate_candidate_libraries():
-        library = _open_library_if_possible(path)
+def _load_newest_nvrtc_or_none(max_cuda_major: int) -> Nvrtc | None:
+    for path in iterate_candidate_nvrtc_libraries():
+        library = _open_nvrtc_with_builtins_or_none(path)
         if library is not None:
             loaded = Nvrtc(library)
             if loaded.version[0] <= max_cuda_major:
                 return loaded
-    library = _open_library_by_pathfinder_if_possible()
+    library = _open_nvrtc_by_pathfinder_or_none()
     last = Nvrtc(library) if library is not None else None
     return last if last is not None and last.version[0] <= max_cuda_major else None
 
 
 def load_nvrtc() -> Nvrtc:
     """Return the newest NVRTC whose code the driver can run; KernelError if there is none."""
-    newest = _get_driver_major()
-    loaded = _find_newest_nvrtc(newest)
+    newest = _get_driver_cuda_major_or_newest()
+    loaded = _load_newest_nvrtc_or_none(newest)
     if loaded is None:
         raise KernelError(f"NVRTC for CUDA {newest} or older was not found ({_HINT})")
     return loaded
@@ -231,30 +231,30 @@ class Compiler:
     def __init__(self, arch: str, label: str) -> None:
         self.arch = arch
         self.label = label
-        self.folder = find_or_create_writable_folder("nvrtc")
-        self._read_only_folders = list_read_only_folders("nvrtc", self.folder)
+        self.folder = find_or_create_writable_folder_or_none("nvrtc")
+        self._read_only_folders = list_trusted_folders_before_writable("nvrtc", self.folder)
 
     def compile(self, sources: Sequence[KernelSource]) -> list[bytes]:
         """Return the machine code of every source."""
-        images = [self._read_cached_if_intact(source) for source in sources]
+        images = [self._read_cached_code_or_none(source) for source in sources]
         missing = [index for index, code in enumerate(images) if code is None]
         if missing:
             compiler = load_nvrtc()
             with (
-                announce_compilation(self.label, self.arch, self.folder),
+                announce_and_time_compilation(self.label, self.arch, self.folder),
                 ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool,
             ):
                 codes = pool.map(lambda index: compiler.compile(sources[index], self.arch)[0], missing)
                 for index, code in zip(missing, codes, strict=True):
                     images[index] = code
-                    self._write_cached_unless_disk_full(sources[index], code)
+                    self._try_write_cached_code(sources[index], code)
         return [code for code in images if code is not None]
 
     def _get_cached_path(self, folder: Path, source: KernelSource) -> Path:
         key = (source.text, source.options, OPTIONS, self.arch, load_nvrtc().version)
         return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.bin"
 
-    def _read_cached_if_intact(self, source: KernelSource) -> bytes | None:
+    def _read_cached_code_or_none(self, source: KernelSource) -> bytes | None:
         folders = self._read_only_folders if self.folder is None else [*self._read_only_folders, self.folder]
         for folder in folders:
             path = self._get_cached_path(folder, source)
@@ -264,10 +264,10 @@ class Compiler:
                 continue
             if image[:32] == hashlib.sha256(image[32:]).digest():
                 return image[32:]
-            log_warning_or_print(f"{path}: damaged; its kernels are compiled again")
+            log_warning_or_print_unless_quiet(f"{path}: damaged; its kernels are compiled again")
         return None
 
-    def _write_cached_unless_disk_full(self, source: KernelSource, code: bytes) -> None:
+    def _try_write_cached_code(self, source: KernelSource, code: bytes) -> None:
         """Write the code to disk atomically; a full disk only means that it is compiled again."""
         if self.folder is None:
             return
@@ -283,14 +283,14 @@ class Compiler:
                 Path(temporary).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            log_warning_or_print(f"{path}: cannot keep compiled kernels ({error.strerror or error})")
+            log_warning_or_print_unless_quiet(f"{path}: cannot keep compiled kernels ({error.strerror or error})")
 
 
 # ---- the driver
 
 
 @functools.cache
-def load_driver() -> ctypes.CDLL:
+def load_cuda_driver() -> ctypes.CDLL:
     """Return the CUDA driver's library; KernelError if no NVIDIA driver is installed."""
     try:
         library = ctypes.CDLL("nvcuda.dll" if WINDOWS else "libcuda.so.1")
@@ -302,11 +302,11 @@ def load_driver() -> ctypes.CDLL:
     return library
 
 
-def _get_driver_major() -> int:
+def _get_driver_cuda_major_or_newest() -> int:
     """Return the newest CUDA major that the driver runs; without a driver any, because compiling needs none."""
     version = ctypes.c_int()
     try:
-        raise_on_driver_error(load_driver().cuDriverGetVersion(ctypes.byref(version)))
+        raise_on_driver_error(load_cuda_driver().cuDriverGetVersion(ctypes.byref(version)))
     except KernelError:
         return MAJORS[0]
     return version.value // 1000
@@ -316,26 +316,26 @@ def raise_on_driver_error(code: int) -> None:
     """Check the ``code`` that a driver call returned; KernelError if it is not zero."""
     if code:
         text = ctypes.c_char_p()
-        load_driver().cuGetErrorString(code, ctypes.byref(text))
+        load_cuda_driver().cuGetErrorString(code, ctypes.byref(text))
         raise KernelError(f"CUDA driver: {(text.value or b'unknown error').decode()} ({code})")
 
 
 def ensure_current_context(device: int) -> None:
     """Set the device's primary context for this thread, if it has none yet."""
     context = ctypes.c_void_p()
-    raise_on_driver_error(load_driver().cuCtxGetCurrent(ctypes.byref(context)))
+    raise_on_driver_error(load_cuda_driver().cuCtxGetCurrent(ctypes.byref(context)))
     if not context.value:
-        raise_on_driver_error(load_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
-        raise_on_driver_error(load_driver().cuCtxSetCurrent(context))
+        raise_on_driver_error(load_cuda_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+        raise_on_driver_error(load_cuda_driver().cuCtxSetCurrent(context))
 
 
-def get_graph_capture_id(stream: int) -> int:
+def get_graph_capture_id_or_zero(stream: int) -> int:
     """Return the number of the graph that ``stream`` is captured into; 0 if it is not captured."""
     status, number = ctypes.c_int(), ctypes.c_uint64()
-    raise_on_driver_error(load_driver().cuStreamIsCapturing(stream, ctypes.byref(status)))
+    raise_on_driver_error(load_cuda_driver().cuStreamIsCapturing(stream, ctypes.byref(status)))
     if not status.value:
         return 0
-    info = load_driver().cuStreamGetCaptureInfo_v2
+    info = load_cuda_driver().cuStreamGetCaptureInfo_v2
     raise_on_driver_error(info(stream, ctypes.byref(status), ctypes.byref(number), None, None, None))
     return number.value
 
@@ -364,23 +364,25 @@ class Kernel:
     def __init__(self, library: Library, name: str) -> None:
         self._handle = ctypes.c_void_p()
         raise_on_driver_error(
-            load_driver().cuLibraryGetKernel(ctypes.byref(self._handle), library.handle, name.encode())
+            load_cuda_driver().cuLibraryGetKernel(ctypes.byref(self._handle), library.handle, name.encode())
         )
-        self._launch = load_driver().cuLaunchKernelEx
+        self._launch = load_cuda_driver().cuLaunchKernelEx
         self._shared: dict[int, int] = {}
 
-    def allow_shared_memory(self, device: int, size: int) -> None:
+    def raise_shared_memory_limit(self, device: int, shared_bytes: int) -> None:
         """Raise the limit of dynamic shared memory; needed above 48 KiB."""
-        if self._shared.get(device, 48 << 10) < size:
+        if self._shared.get(device, 48 << 10) < shared_bytes:
             ensure_current_context(device)
-            raise_on_driver_error(load_driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, size, self._handle, device))
-            self._shared[device] = size
+            raise_on_driver_error(
+                load_cuda_driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, shared_bytes, self._handle, device)
+            )
+            self._shared[device] = shared_bytes
 
     def launch(
         self,
         grid: tuple[int, int],
         threads: int,
-        shared: int,
+        shared_bytes: int,
         device: int,
         stream: int,
         arguments: ctypes.Array[ctypes.c_void_p],  # addresses; the values are copied before this returns
@@ -388,7 +390,7 @@ class Kernel:
     ) -> None:
         """Launch the kernel on a stream."""
         # Not cuLaunchKernel, because ctypes takes time for each of its eleven arguments.
-        how = _Launch(grid[0], grid[1], 1, threads, 1, 1, shared, stream)
+        how = _Launch(grid[0], grid[1], 1, threads, 1, 1, shared_bytes, stream)
         if overlaps_previous:
             attribute = _Attribute(id=_EARLY)
             attribute.value[0] = 1
@@ -409,7 +411,7 @@ class Library:
         self.handle = ctypes.c_void_p()
         self._code = code
         raise_on_driver_error(
-            load_driver().cuLibraryLoadData(ctypes.byref(self.handle), code, None, None, 0, None, None, 0)
+            load_cuda_driver().cuLibraryLoadData(ctypes.byref(self.handle), code, None, None, 0, None, None, 0)
         )
         self._kernels: dict[str, Kernel] = {}
 
@@ -438,10 +440,12 @@ class LibraryCache:
             return [self._loaded[source, arch] for source in sources]
 
 
-def encode_tensor_map(address: int, data: int, sizes: Sequence[int], box: Sequence[int]) -> None:
+def write_tensor_map_to_address(
+    address: int, data_address: int, sizes: Sequence[int], box_sizes: Sequence[int]
+) -> None:
     """Write the tensor map of a contiguous array of 16-bit elements to ``address`` (64-byte aligned, 128 bytes).
 
-    ``sizes`` and ``box`` innermost first; 128-byte swizzle, zeros outside. For copies of boxes on sm_90 and newer.
+    ``sizes`` and ``box_sizes`` innermost first; 128-byte swizzle, zeros outside. For copies of boxes on sm_90 and up.
     """
     rank, step, strides = len(sizes), 2, []
     for size in sizes[:-1]:
@@ -450,9 +454,9 @@ def encode_tensor_map(address: int, data: int, sizes: Sequence[int], box: Sequen
     u64, u32 = ctypes.c_uint64, ctypes.c_uint32
     bfloat16, swizzle_128, promote_128 = 9, 3, 2
     raise_on_driver_error(
-        load_driver().cuTensorMapEncodeTiled(
-            ctypes.c_void_p(address), bfloat16, rank, ctypes.c_void_p(data), (u64 * rank)(*sizes),
-            (u64 * max(1, rank - 1))(*strides), (u32 * rank)(*box), (u32 * rank)(*[1] * rank),
+        load_cuda_driver().cuTensorMapEncodeTiled(
+            ctypes.c_void_p(address), bfloat16, rank, ctypes.c_void_p(data_address), (u64 * rank)(*sizes),
+            (u64 * max(1, rank - 1))(*strides), (u32 * rank)(*box_sizes), (u32 * rank)(*[1] * rank),
             0, swizzle_128, promote_128, 0,
         )
     )  # fmt: skip

@@ -62,13 +62,13 @@ def create_vector_constant(value: float) -> ir.Constant:
     return ir.Constant(VECTOR, [value] * LANES)
 
 
-def build_pointer(context: Any, builder: Any, sig: Any, args: Any, argument_index: int, index: Any = None) -> Any:
+def emit_array_pointer(context: Any, builder: Any, sig: Any, args: Any, argument_index: int, index: Any = None) -> Any:
     """Return a pointer into the array in argument ``argument_index``, at ``index``: by default the next argument."""
     data = context.make_array(sig.args[argument_index])(context, builder, args[argument_index]).data
     return builder.gep(data, [args[argument_index + 1] if index is None else index])
 
 
-def emit_load(builder: Any, pointer: Any, offset: Any = None, kind: Any = VECTOR) -> Any:
+def emit_unaligned_load(builder: Any, pointer: Any, offset: Any = None, kind: Any = VECTOR) -> Any:
     """Load a vector from any address, ``offset`` elements after ``pointer``."""
     at = pointer if offset is None else builder.gep(pointer, [offset])
     value = builder.load(builder.bitcast(at, ir.PointerType(kind)))
@@ -76,7 +76,7 @@ def emit_load(builder: Any, pointer: Any, offset: Any = None, kind: Any = VECTOR
     return value
 
 
-def emit_store(builder: Any, value: Any, pointer: Any, offset: Any = None) -> None:
+def emit_unaligned_store(builder: Any, value: Any, pointer: Any, offset: Any = None) -> None:
     """Store a vector at any address."""
     at = pointer if offset is None else builder.gep(pointer, [offset])
     builder.store(value, builder.bitcast(at, ir.PointerType(value.type))).align = 4
@@ -115,12 +115,12 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
     """Return ``array[index : index + 16]`` as a vector."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return emit_load(builder, build_pointer(context, builder, sig, args, 0))
+        return emit_unaligned_load(builder, emit_array_pointer(context, builder, sig, args, 0))
 
     return float32x16(array, types.intp), codegen
 
 
-def _transpose(builder: Any, rows: Sequence[Any]) -> list[Any]:
+def _emit_16x4_transpose(builder: Any, rows: Sequence[Any]) -> list[Any]:
     """Return four vectors of 16 lanes, the columns of sixteen vectors of four."""
 
     def shuffle(a: Any, b: Any, lanes: Iterable[int]) -> Any:
@@ -157,14 +157,21 @@ def load_rows_transposed(typingctx: Any, array: Any, indices: Any, index: Any) -
     result = types.UniTuple(float32x16, 8)  # type: ignore[attr-defined]
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        start = build_pointer(context, builder, sig, args, 0, create_index_constant(0))
-        at, four, lows, highs = build_pointer(context, builder, sig, args, 1), ir.VectorType(FLOAT, 4), [], []
+        start = emit_array_pointer(context, builder, sig, args, 0, create_index_constant(0))
+        at, four, lows, highs = (
+            emit_array_pointer(context, builder, sig, args, 1),
+            ir.VectorType(FLOAT, 4),
+            [],
+            [],
+        )
         for lane in range(LANES):
             row = builder.sext(builder.load(builder.gep(at, [create_index_constant(lane)])), INDEX)
             first = builder.shl(row, create_index_constant(3))
-            lows.append(emit_load(builder, start, first, four))
-            highs.append(emit_load(builder, start, builder.add(first, create_index_constant(4)), four))
-        return context.make_tuple(builder, sig.return_type, _transpose(builder, lows) + _transpose(builder, highs))
+            lows.append(emit_unaligned_load(builder, start, first, four))
+            highs.append(emit_unaligned_load(builder, start, builder.add(first, create_index_constant(4)), four))
+        return context.make_tuple(
+            builder, sig.return_type, _emit_16x4_transpose(builder, lows) + _emit_16x4_transpose(builder, highs)
+        )
 
     return result(array, indices, types.intp), codegen
 
@@ -174,18 +181,20 @@ def store(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """Execute ``array[index : index + 16] = value``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        emit_store(builder, args[2], build_pointer(context, builder, sig, args, 0))
+        emit_unaligned_store(builder, args[2], emit_array_pointer(context, builder, sig, args, 0))
         return context.get_dummy_value()
 
     return types.void(array, types.intp, float32x16), codegen
 
 
 @intrinsic
-def store_int32(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
+def store_truncated_int32(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """Execute ``array[index : index + 16] = value`` for an int32 array; fractions are truncated."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        emit_store(builder, builder.fptosi(args[2], INTEGERS), build_pointer(context, builder, sig, args, 0))
+        emit_unaligned_store(
+            builder, builder.fptosi(args[2], INTEGERS), emit_array_pointer(context, builder, sig, args, 0)
+        )
         return context.get_dummy_value()
 
     return types.void(array, types.intp, float32x16), codegen
@@ -243,7 +252,7 @@ _register_binary_operator(operator.mul, "fmul")
 _register_binary_operator(operator.truediv, "fdiv", _DIVISION_FLAGS)
 
 
-def _call_llvm_intrinsic(name: str, builder: Any, x: Any) -> Any:
+def _emit_llvm_intrinsic_call(name: str, builder: Any, x: Any) -> Any:
     """Call LLVM's function of this name, lane by lane."""
     kind = ir.FunctionType(VECTOR, [VECTOR])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32")
@@ -253,13 +262,13 @@ def _call_llvm_intrinsic(name: str, builder: Any, x: Any) -> Any:
 @intrinsic
 def sqrt(typingctx: Any, x: Any) -> Any:
     """Return the square root, lane by lane."""
-    return float32x16(float32x16), _build_codegen(partial(_call_llvm_intrinsic, "sqrt"))
+    return float32x16(float32x16), _build_codegen(partial(_emit_llvm_intrinsic_call, "sqrt"))
 
 
 @intrinsic
 def floor(typingctx: Any, x: Any) -> Any:
     """Return the largest whole number not above the value, lane by lane."""
-    return float32x16(float32x16), _build_codegen(partial(_call_llvm_intrinsic, "floor"))
+    return float32x16(float32x16), _build_codegen(partial(_emit_llvm_intrinsic_call, "floor"))
 
 
 def target_has_cpu_feature(context: Any, feature: str) -> bool:
@@ -280,7 +289,7 @@ def approximate_rsqrt(typingctx: Any, x: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         one, mask = create_vector_constant(1.0), ir.IntType(LANES)
         if not target_has_cpu_feature(context, "avx512f"):
-            return builder.fdiv(one, _call_llvm_intrinsic("sqrt", builder, args[0]), flags=_DIVISION_FLAGS)
+            return builder.fdiv(one, _emit_llvm_intrinsic_call("sqrt", builder, args[0]), flags=_DIVISION_FLAGS)
         kind = ir.FunctionType(VECTOR, [VECTOR, VECTOR, mask])
         estimate = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.rsqrt14.ps.512")
         return builder.call(estimate, [args[0], one, ir.Constant(mask, -1)])
@@ -289,7 +298,7 @@ def approximate_rsqrt(typingctx: Any, x: Any) -> Any:
 
 
 @intrinsic
-def is_within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
+def get_ones_where_within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
     """Return 1 where ``low <= x <= high``, else 0."""
 
     def put(builder: Any, x: Any, low: Any, high: Any) -> Any:
@@ -300,7 +309,7 @@ def is_within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
 
 
 @intrinsic
-def is_above(typingctx: Any, x: Any, y: Any) -> Any:
+def get_ones_where_above(typingctx: Any, x: Any, y: Any) -> Any:
     """Return 1 where ``x > y``, else 0."""
 
     def put(builder: Any, x: Any, y: Any) -> Any:
@@ -310,7 +319,7 @@ def is_above(typingctx: Any, x: Any, y: Any) -> Any:
 
 
 @intrinsic
-def is_any_above_zero(typingctx: Any, x: Any) -> Any:
+def is_any_lane_above_zero(typingctx: Any, x: Any) -> Any:
     """Return whether any lane is above 0."""
 
     def put(builder: Any, x: Any) -> Any:
@@ -320,9 +329,9 @@ def is_any_above_zero(typingctx: Any, x: Any) -> Any:
     return types.boolean(float32x16), _build_codegen(put)
 
 
-def _emit_compare_and_select(sign: str, builder: Any, x: Any, y: Any) -> Any:
+def _emit_compare_and_select(comparison: str, builder: Any, x: Any, y: Any) -> Any:
     # Compare and select is one instruction on every target; LLVM's minnum also orders NaN, which costs three.
-    return builder.select(builder.fcmp_ordered(sign, x, y), x, y)
+    return builder.select(builder.fcmp_ordered(comparison, x, y), x, y)
 
 
 @intrinsic
@@ -337,7 +346,7 @@ def maximum(typingctx: Any, x: Any, y: Any) -> Any:
     return float32x16(float32x16, float32x16), _build_codegen(partial(_emit_compare_and_select, ">"))
 
 
-def build_sorting_exchange(*pairs: tuple[int, int], returned_positions: Sequence[int]) -> Any:
+def build_pair_sorting_intrinsic(*pairs: tuple[int, int], returned_positions: Sequence[int]) -> Any:
     """Return an intrinsic that sorts pairs of a tuple of vectors, lane by lane (none may be NaN).
 
     Args:
@@ -363,7 +372,7 @@ def build_sorting_exchange(*pairs: tuple[int, int], returned_positions: Sequence
 
 
 @intrinsic
-def compute_reciprocal_above(typingctx: Any, x: Any, threshold: Any) -> Any:
+def compute_reciprocal_above_else_zero(typingctx: Any, x: Any, threshold: Any) -> Any:
     """Return ``1 / x`` where ``x > floor``, else 0."""
 
     def put(builder: Any, x: Any, floor: Any) -> Any:

@@ -39,7 +39,7 @@ class CStructures:
             self._bodies.setdefault(name, []).append(body)
         self._created: dict[str, Any] = {**_TYPES, **known}
 
-    def evaluate_integer(self, expression: str) -> int:
+    def evaluate_integer_sum(self, expression: str) -> int:
         """Return the value of an integer, a name that is defined as one, or a sum of these."""
         return sum(int(self._numbers.get(term.strip(), term)) for term in expression.split("+"))
 
@@ -67,6 +67,6 @@ class CStructures:
             kind = match[1] or kind
             field_type: Any = ctypes.c_void_p if "*" in match[2] else self[kind]
             for length in reversed(re.findall(r"\[([^]]+)\]", match[4])):
-                field_type = field_type * self.evaluate_integer(length)
+                field_type = field_type * self.evaluate_integer_sum(length)
             fields.append((match[3] + "_" * keyword.iskeyword(match[3]), field_type))
         return fields

@@ -17,24 +17,24 @@ _lock = threading.Lock()
 _pool: tuple[int, int, ThreadPoolExecutor] | None = None
 
 
-def _get_or_create_executor(threads: int) -> ThreadPoolExecutor:
+def _get_or_create_executor(min_threads: int) -> ThreadPoolExecutor:
     global _pool
     with _lock:
-        if _pool is None or _pool[0] != os.getpid() or _pool[1] < threads:
+        if _pool is None or _pool[0] != os.getpid() or _pool[1] < min_threads:
             # The pool before is dropped, never shut down: another caller may still hold it, and after a fork its
-            # threads are gone. Without references it drains and ends.
-            _pool = (os.getpid(), threads, ThreadPoolExecutor(threads, thread_name_prefix="fullfield"))
+            # min_threads are gone. Without references it drains and ends.
+            _pool = (os.getpid(), min_threads, ThreadPoolExecutor(min_threads, thread_name_prefix="fullfield"))
         return _pool[2]
 
 
-def _reset_after_fork() -> None:
+def _drop_executor_after_fork() -> None:
     global _lock, _pool
     _lock = threading.Lock()
     _pool = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+    os.register_at_fork(after_in_child=_drop_executor_after_fork)
 
 
 class _SingleRunTask:
@@ -51,7 +51,7 @@ class _SingleRunTask:
             self._task()
 
 
-def run_tasks(tasks: Sequence[Callable[[], object]], threads: int) -> None:
+def run_tasks_and_wait(tasks: Sequence[Callable[[], object]], threads: int) -> None:
     """Run every task; the first exception is raised after all have ended."""
     if threads <= 1 or len(tasks) <= 1:
         for task in tasks:
@@ -90,4 +90,4 @@ def split_into_row_ranges(height: int, threads: int, min_rows: int = 16) -> list
 def run_task_on_ranges(item_count: int, min_count: int, threads: int, task: Callable[[int, int], object]) -> None:
     """Run ``task(first, last)`` over [0, count), in a few ranges of at least ``min_count`` per thread: work varies."""
     chunks = split_into_row_ranges(item_count, 4 * threads if threads > 1 else 1, min_count) if item_count else []
-    run_tasks([partial(task, *chunk) for chunk in chunks], threads)
+    run_tasks_and_wait([partial(task, *chunk) for chunk in chunks], threads)

@@ -78,7 +78,7 @@ class MethodChoice:
 
         device, estimator = _check.resolve_available_device(self.device, "--device"), self.estimator
         if isinstance(estimator, RefinedEstimator):
-            estimator.start_compiling_if_cold(device)
+            estimator.start_compiling_process_if_cold(device)
 
     def load_weights_and_kernels(
         self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool

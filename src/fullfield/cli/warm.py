@@ -36,7 +36,7 @@ def run_command(args: argparse.Namespace) -> int:
 
     import torch
 
-    from fullfield._kernels.cache_folder import find_or_create_writable_folder
+    from fullfield._kernels.cache_folder import find_or_create_writable_folder_or_none
 
     methods.limit_cpu_threads_unless_none(args.threads)
     size = args.size or _SIZE
@@ -50,7 +50,7 @@ def run_command(args: argparse.Namespace) -> int:
         for options in ({}, {"refine": True, "reliability": True}):  # the first has passes of its own
             flow = choice.estimate(frames[0], frames[1], **options)
         watch.add_lap("estimate")
-    folder = find_or_create_writable_folder(".")
+    folder = find_or_create_writable_folder_or_none(".")
     properties = {
         **choice.collect_method_settings(flow),
         "device": choice.device,

@@ -159,7 +159,7 @@ class RefinedEstimator(WrappingEstimator):
             ) as refiner:
                 self._refiner_backend = refiner.backend
 
-    def start_compiling_if_cold(self, device: str | torch.device) -> None:
+    def start_compiling_process_if_cold(self, device: str | torch.device) -> None:
         """Compile what the refinement runs on in a second process, on a CPU with a cold cache and several threads.
 
         The refinement waits for it. Only for programs whose main module can be imported again.
@@ -169,7 +169,7 @@ class RefinedEstimator(WrappingEstimator):
             from fullfield.ops.tvl1.guided_cpu import explain_unsupported, kernels
 
             if explain_unsupported(target, torch.float32) is None:
-                kernels.start_compiling_if_cold()
+                kernels.start_compiling_process_if_cold()
 
     def _is_compiling(self, device: torch.device) -> bool:
         if device.type != "cpu":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fullfield import _check
 from fullfield._check import InputError, SetupError
-from fullfield._kernels.cache_folder import iterate_candidate_cache_folders, try_create_private_folder
+from fullfield._kernels.cache_folder import iterate_candidate_cache_folders, try_create_private_writable_folder
 from fullfield.models.downloads import (
     DownloadError,
     DownloadProgress,
@@ -340,7 +340,7 @@ def create_weights_folder() -> Path:
     """Return the folder for new files, created if necessary; OSError if none can be written."""
     tried = [parent / "weights" for parent in iterate_candidate_cache_folders()]
     for folder in tried:
-        if try_create_private_folder(folder):
+        if try_create_private_writable_folder(folder):
             return folder
     raise OSError(f"no folder for weights can be written ({', '.join(map(str, tried))}); set FULLFIELD_CACHE_DIR")
 

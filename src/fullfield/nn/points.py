@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fullfield import _check
 from fullfield.ops.point_conv import PointGeometry, point_conv, point_pool
 from fullfield.ops.point_conv.api import point_conv_layer_norm
-from fullfield.ops.point_conv.protocol import expand_kernel_size
+from fullfield.ops.point_conv.protocol import check_and_expand_kernel_size
 from fullfield.ops.point_norm import KINDS, Running, point_norm
 
 
@@ -33,7 +33,7 @@ class PointConv(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        self.kernel_size = expand_kernel_size(kernel_size)
+        self.kernel_size = check_and_expand_kernel_size(kernel_size)
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
             _check.check_number(value, name, integer=True, low=1)
         is_valid = in_channels % groups == 0 and out_channels % groups == 0

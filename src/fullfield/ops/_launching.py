@@ -91,7 +91,7 @@ def read_source(*files: Path) -> str:
 
 
 # Problems of a launch, numbers that a block sums.
-MAX_PROBLEMS, SUMMED = map(CStructures(read_source(BATCHES)).evaluate_integer, ("MAX_PROBLEMS", "SUMMED"))
+MAX_PROBLEMS, SUMMED = map(CStructures(read_source(BATCHES)).evaluate_integer_sum, ("MAX_PROBLEMS", "SUMMED"))
 
 
 @dataclass(frozen=True, eq=False)  # told apart as objects: plans are looked up by them in every call
@@ -189,7 +189,7 @@ class LoadedKernels:
         """Return the kernel, allowed ``shared`` bytes of shared memory."""
         kernel: Kernel = self._library[name]
         if shared > _SHARED_BY_DEFAULT:
-            kernel.allow_shared_memory(self.index, shared)
+            kernel.raise_shared_memory_limit(self.index, shared)
         return kernel
 
     def launch(
@@ -202,7 +202,7 @@ class LoadedKernels:
             raise ValueError(f"{name}: expected at most {MAX_BLOCKS} blocks, got {blocks}")
         index, kernel = self.index, self._library[name]
         if shared > _SHARED_BY_DEFAULT:
-            kernel.allow_shared_memory(index, shared)
+            kernel.raise_shared_memory_limit(index, shared)
         pointer = _ONE_ARGUMENT(ctypes.addressof(params))
         if current_device() == index:  # a context takes the host as long as a launch
             kernel.launch((blocks, grid_rows), threads, shared, index, raw_stream(index), pointer)

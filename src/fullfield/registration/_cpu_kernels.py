@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import create_jit, find_cache_folder
+from fullfield._kernels.numba_cache import create_jit_decorator, find_or_create_numba_cache_folder
 from fullfield._kernels.simd import (
     LANES,
-    compute_reciprocal_above,
-    is_above,
+    compute_reciprocal_above_else_zero,
+    get_ones_where_above,
     load,
     load_rows_transposed,
     maximum,
@@ -17,7 +17,7 @@ from fullfield._kernels.simd import (
     splat,
     sqrt,
     store,
-    store_int32,
+    store_truncated_int32,
 )
 from fullfield._kernels.simd import __file__ as _simd_file
 
@@ -27,9 +27,9 @@ ROW = 48
 """Numbers of a row of three histograms: 3 * BINS and a padding to vectors."""
 _TANGENTS = tuple(np.tan(np.pi * (np.arange(1, BINS) / BINS - 0.5)).astype(np.float32))  # between the bins of theta
 
-CACHE = find_cache_folder(__file__, _simd_file)
-_jit = create_jit(CACHE)
-_reordering = create_jit(CACHE, fastmath={"reassoc", "contract", "nsz"})  # sums become sums of vectors
+CACHE = find_or_create_numba_cache_folder(__file__, _simd_file)
+_jit = create_jit_decorator(CACHE)
+_reordering = create_jit_decorator(CACHE, fastmath={"reassoc", "contract", "nsz"})  # sums become sums of vectors
 
 
 @_jit
@@ -112,21 +112,22 @@ def compute_pair_histograms(surface, offsets, indices, histograms_out, first, la
             _, d, normal = _compute_distances_directions_normals(surface, i, row, n)
             v = d[1] * u[2] - d[2] * u[1], d[2] * u[0] - d[0] * u[2], d[0] * u[1] - d[1] * u[0]
             across = sqrt(_dot_product(v, v))
-            angles, scale = one - is_above(tiny, across), one / maximum(across, tiny)
+            angles, scale = one - get_ones_where_above(tiny, across), one / maximum(across, tiny)
             along, phi = _dot_product(u, normal), _dot_product(u, d)
             aside = (_dot_product(d, normal) - phi * along) * scale
-            side = one - two * is_above(zero, along)  # the neighbour's normal on the side of the point's own
-            mirrored = one - two * is_above(zero, phi)
+            # The neighbour's normal is turned to the side of the point's own.
+            side = one - two * get_ones_where_above(zero, along)
+            mirrored = one - two * get_ones_where_above(zero, phi)
             along, aside = along * side, aside * side * mirrored
             theta = zero  # bin of the angle with the tangent aside / along
             for k in range(BINS - 1):
-                theta = theta + one - is_above(along * splat(_TANGENTS[k]), aside)
+                theta = theta + one - get_ones_where_above(along * splat(_TANGENTS[k]), aside)
             alpha = (_dot_product(v, normal) * side * scale + one) * half
-            store_int32(bins, 3 * n, _select(angles, _compute_fractional_bins(alpha), 3 * BINS))
-            store_int32(
+            store_truncated_int32(bins, 3 * n, _select(angles, _compute_fractional_bins(alpha), 3 * BINS))
+            store_truncated_int32(
                 bins, 3 * n + LANES, _select(angles, _compute_fractional_bins(phi * mirrored) + second, 3 * BINS)
             )
-            store_int32(bins, 3 * n + 2 * LANES, _select(angles, theta + third, 3 * BINS))
+            store_truncated_int32(bins, 3 * n + 2 * LANES, _select(angles, theta + third, 3 * BINS))
         bin_counts[:] = 0
         for n in range(np.uintp(3 * count)):
             bin_counts[np.uintp(bins[n])] += 1
@@ -145,7 +146,7 @@ def sum_weighted_histograms(surface, offsets, indices, histograms, out, first, l
         count = _copy_and_pad_neighbors(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
         for n in range(0, count, LANES):
             distance, _, _ = _compute_distances_directions_normals(surface, i, row, n)
-            store(weights, n, compute_reciprocal_above(distance * distance, zero))
+            store(weights, n, compute_reciprocal_above_else_zero(distance * distance, zero))
         a, b, c = zero, zero, zero
         for n in range(count):
             at, weight = np.int64(row[n]) * ROW, splat(weights[n])
@@ -290,19 +291,19 @@ def sort_neighbors_by_cell(surface, offsets, indices, edges, bits, counts_out, e
         for n in range(0, padded, LANES):
             distance, d, normal = _compute_distances_directions_normals(surface, i, row, n)
             height, ahead, cosine = _dot_product(u, d), _dot_product(normal, d), _dot_product(u, normal)
-            side = one - two * is_above(zero, height)
+            side = one - two * get_ones_where_above(zero, height)
             height, cosine = height * side, cosine * side
-            side = one - two * is_above(zero, cosine)
+            side = one - two * get_ones_where_above(zero, cosine)
             cosine, ahead = cosine * side, ahead * side
-            slightly, strongly = is_above(flat, cosine), is_above(bent, cosine)
-            diverging = maximum(one - is_above(height, ahead), strongly)
+            slightly, strongly = get_ones_where_above(flat, cosine), get_ones_where_above(bent, cosine)
+            diverging = maximum(one - get_ones_where_above(height, ahead), strongly)
             bend = diverging * (two + slightly + strongly) + (one - diverging) * (one - slightly)
-            bend = minimum(bend, one + three * is_above(one, cosine))
+            bend = minimum(bend, one + three * get_ones_where_above(one, cosine))
             ring, elevation = (
-                is_above(distance, inner_ring) + is_above(distance, outer_ring),
-                is_above(height, low) + is_above(height, high),
+                get_ones_where_above(distance, inner_ring) + get_ones_where_above(distance, outer_ring),
+                get_ones_where_above(height, low) + get_ones_where_above(height, high),
             )
-            store_int32(own, n, (ring * three + elevation) * five + bend)
+            store_truncated_int32(own, n, (ring * three + elevation) * five + bend)
         positions[:] = 0
         for n in range(np.uintp(count)):
             positions[np.uintp(own[n])] += row[n] != i

@@ -26,8 +26,8 @@ from fullfield.ops import _launching
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
 from fullfield.ops.neighbors.api import run_radius_searches
 from fullfield.ops.neighbors.ragged import Cloud
-from fullfield.ops.point_conv.geometry import geometry_from_sorted_triplets
-from fullfield.ops.point_conv.triplets import is_packed
+from fullfield.ops.point_conv.geometry import build_geometry_from_sorted_triplets
+from fullfield.ops.point_conv.triplets import can_pack_index_and_cell
 from fullfield.registration.descriptors import Floats, Ints, compute_normals_and_shapes, find_nearest
 from fullfield.registration.learned_network import (
     BITS,
@@ -135,7 +135,7 @@ def prepare_levels_on_device(fine_points: Tensor, rows: Tensor, resolution_count
             fine_points.device
         )
     _check.require(bool(torch.isfinite(fine_points).all()), "fine_points", "finite coordinates", "NaN or infinity")
-    _check.require(is_packed(len(rows), CELLS), "rows", f"at most {1 << BITS} points", len(rows))
+    _check.require(can_pack_index_and_cell(len(rows), CELLS), "rows", f"at most {1 << BITS} points", len(rows))
     inputs, links = list[NetworkInput](), list[Links]()
     fine_points = fine_points.contiguous()
     points = fine_points[rows]
@@ -167,7 +167,7 @@ def prepare_levels_on_device(fine_points: Tensor, rows: Tensor, resolution_count
         neighbors_per_cell, triplets = DESCRIBER.bin_neighbors_and_write_fpfh_if_given(
             coordinates, outward, feature_neighbors, BITS, features
         )
-        geometry = geometry_from_sorted_triplets(coordinates, queries.offsets, triplets, KERNEL, gradient=False)
+        geometry = build_geometry_from_sorted_triplets(coordinates, queries.offsets, triplets, KERNEL, gradient=False)
         inputs.append(NetworkInput(coordinates, outward, features, Surroundings(geometry, neighbors_per_cell)))
     return Levels(tuple(inputs), tuple(links))
 

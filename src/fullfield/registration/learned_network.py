@@ -24,8 +24,8 @@ from fullfield.ops import _launching
 from fullfield.ops.neighbors import radius_search
 from fullfield.ops.neighbors.ragged import Neighbors
 from fullfield.ops.point_conv import PointGeometry, point_conv
-from fullfield.ops.point_conv.geometry import geometry_from_sorted_triplets
-from fullfield.ops.point_conv.triplets import Triplets, count_index_bits, is_packed
+from fullfield.ops.point_conv.geometry import build_geometry_from_sorted_triplets
+from fullfield.ops.point_conv.triplets import Triplets, can_pack_index_and_cell, count_index_bits
 from fullfield.registration.cuda import Describer
 from fullfield.registration.descriptors import join_points_and_normals, kernels, run_on_all_threads
 
@@ -100,7 +100,7 @@ def find_surroundings(
     if _launching.explain_unsupported_device(device) is not None and not on_cpu:
         on_cpu_surroundings = find_surroundings(points.cpu(), normals.cpu(), offsets, gradient=gradient)
         return Surroundings(on_cpu_surroundings.geometry.to(device), on_cpu_surroundings.neighbors_per_cell.to(device))
-    _check.require(is_packed(count, CELLS), "points", f"at most {1 << BITS}", count)
+    _check.require(can_pack_index_and_cell(count, CELLS), "points", f"at most {1 << BITS}", count)
     if neighbors is None:  # GPUs find them in an order that varies: sums are the same each time if they are sorted
         neighbors = radius_search(
             points, RINGS[-1], offsets=offsets, sort_indices=_launching.explain_unsupported_device(device) is None
@@ -110,7 +110,7 @@ def find_surroundings(
     else:
         neighbors_per_cell, triplets = _bin_neighbors_on_cpu(points, normals, neighbors)
     clouds = torch.tensor([0, count]) if offsets is None else offsets.to("cpu", torch.int64)
-    geometry = geometry_from_sorted_triplets(points, clouds, triplets, KERNEL, gradient=gradient)
+    geometry = build_geometry_from_sorted_triplets(points, clouds, triplets, KERNEL, gradient=gradient)
     return Surroundings(geometry, neighbors_per_cell)
 
 

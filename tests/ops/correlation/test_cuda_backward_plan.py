@@ -27,7 +27,7 @@ HOPPER = GpuProperties(0, "", "sm_90a", 132, 227 << 10)
 class Kernel:
     """Checks launches instead of making them."""
 
-    def allow_shared_memory(self, _: int, size: int) -> None:
+    def raise_shared_memory_limit(self, _: int, size: int) -> None:
         assert size <= HOPPER.shared
 
     def launch(self, grid: tuple[int, int], *_: object) -> None:

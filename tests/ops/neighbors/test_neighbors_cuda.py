@@ -47,7 +47,7 @@ def gpu(test: Any) -> Any:
 
 
 def alike(found: PointGeometry, right: PointGeometry) -> bool:
-    directions = zip(found.list_directions(), right.list_directions(), strict=True)
+    directions = zip(found.list_triplet_tensors_by_direction(), right.list_triplet_tensors_by_direction(), strict=True)
     return all(torch.equal(a.cpu(), b.cpu()) for one, two in directions for a, b in zip(one, two, strict=True))
 
 
@@ -235,7 +235,7 @@ def test_radius_search_keeps_buckets_until_indices_written(monkeypatch: pytest.M
     created: list[weakref.ref[object]] = []
     fill, finish = (
         neighbors._CellTables.allocate_and_fill_tables,
-        neighbors._RadiusSearchLaunch.allocate_and_write_indices,
+        neighbors._RadiusSearchLaunch.write_indices_and_get_neighbors,
     )
 
     def filling(*arguments: Any) -> Any:
@@ -249,7 +249,7 @@ def test_radius_search_keeps_buckets_until_indices_written(monkeypatch: pytest.M
         return finish(searches, totals)
 
     monkeypatch.setattr(neighbors._CellTables, "allocate_and_fill_tables", filling)
-    monkeypatch.setattr(neighbors._RadiusSearchLaunch, "allocate_and_write_indices", finishing)
+    monkeypatch.setattr(neighbors._RadiusSearchLaunch, "write_indices_and_get_neighbors", finishing)
     check_radius(surface(300), 0.1)
 
 
@@ -278,7 +278,7 @@ def cells_where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.param != "in the words":
         maximum = 0 if request.param == "beside" else 150
         for module in (packing, triplets):
-            monkeypatch.setattr(module, "is_packed", lambda columns, _: columns <= maximum)
+            monkeypatch.setattr(module, "can_pack_index_and_cell", lambda columns, _: columns <= maximum)
     name: str = request.param
     return name
 

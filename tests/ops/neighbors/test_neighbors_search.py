@@ -166,7 +166,9 @@ def test_search_candidate_memory_exceeds_need_by_quarter() -> None:
     runs[4] = 0, 1000
     empty = np.empty(0, np.int32), np.empty((3, 0), np.float32), np.empty(0, np.float32)
     order = np.arange(1000, dtype=np.int32)
-    count, *arrays = kernels._gather_candidates.py_func(points, points.T.copy(), order, runs, False, *empty)
+    count, *arrays = kernels._gather_candidates_growing_arrays.py_func(
+        points, points.T.copy(), order, runs, False, *empty
+    )
     assert count == 1000
     assert [array.shape[-1] for array in arrays] == [1000 + 250 + 16] * 3
 

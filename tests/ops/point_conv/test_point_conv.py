@@ -127,7 +127,7 @@ def test_point_conv_with_cells_across_bit_words(monkeypatch: pytest.MonkeyPatch)
     for packed in (True, False):
         if not packed:
             for module in (triplets, CONVOLUTIONS.load("cpu")):
-                monkeypatch.setattr(module, "is_packed", lambda columns, cells: False)  # noqa: ARG005
+                monkeypatch.setattr(module, "can_pack_index_and_cell", lambda columns, cells: False)  # noqa: ARG005
         geometry = radius_geometry(points, 0.08, 7, points[::2])
         assert (geometry.forward.cells.numel() == 0) == packed
         tensors = tensors or case(5, 20, 1, geometry)
@@ -205,7 +205,7 @@ def test_point_conv_is_independent_of_strides(backend: str) -> None:
 def test_point_conv_operators_pass_opcheck(backend: str) -> None:
     geometry = random_geometry(9, 12, 50)
     features, weight, bias, grad = (t.requires_grad_() for t in case(4, 6, 2, geometry))
-    ways = geometry.list_directions()
+    ways = geometry.list_triplet_tensors_by_direction()
     ops = torch.ops.fullfield
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     tests += ("test_aot_dispatch_dynamic",) if backend == "reference" else ()
@@ -229,7 +229,7 @@ def test_point_conv_eager_equals_registered_operator(monkeypatch: pytest.MonkeyP
     *given, grad = case(4, 6, 2, geometry, torch.float64)
     inputs = [t.requires_grad_() for t in given]
     registered = torch.ops.fullfield.point_conv
-    rest = (*geometry.list_directions(), geometry.mirrored, 2, "reference")
+    rest = (*geometry.list_triplet_tensors_by_direction(), geometry.mirrored, 2, "reference")
     ways = (lambda f, w, b: point_conv(f, w, geometry, b, 2, backend="reference"), lambda *t: registered(*t, *rest))
     found = []
     for run in ways:

@@ -56,7 +56,7 @@ def emulate_as(monkeypatch: pytest.MonkeyPatch, gpu: GpuProperties, bands: int |
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells stand beside the words."""
     for module in (triplets, CONVOLUTIONS.load("cpu")):
-        monkeypatch.setattr(module, "is_packed", lambda columns, cells: False)  # noqa: ARG005
+        monkeypatch.setattr(module, "can_pack_index_and_cell", lambda columns, cells: False)  # noqa: ARG005
 
 
 def weight_of_sums(geometry: PointGeometry, features: Tensor, grad: Tensor, groups: int) -> Tensor:
@@ -175,11 +175,11 @@ def test_point_conv_cuda_forward_forms_are_equal(
 
     def result(*form: Any) -> Tensor:
         monkeypatch.setattr(launch, "choose_multiply_variant", lambda *_: config.MultiplyVariant(columns, slabs, *form))
-        launch._plan_multiply.cache_clear()
+        launch._plan_multiply_launches.cache_clear()
         return results(tensors, geometry, 1, "cuda")[0]
 
     assert torch.equal(result(tiles, resident, 64, 1), result(1, False, 128, 3))
-    launch._plan_multiply.cache_clear()
+    launch._plan_multiply_launches.cache_clear()
 
 
 @pytest.mark.usefixtures("machine")
@@ -195,18 +195,18 @@ def test_point_conv_cuda_shared_rows_match_float64(
     variant = config.MultiplyVariant(64, 4, 1, False, 32 * slabs * cells, 1, slabs, cells)
     with monkeypatch.context() as patch:
         patch.setattr(launch, "choose_multiply_variant", lambda *_: variant)
-        launch._plan_multiply.cache_clear()
+        launch._plan_multiply_launches.cache_clear()
         check(geometry, (128, 128), 1, dtype)
         if dtype == torch.float16:
             check(geometry, (128, 128), 2, dtype)
-    launch._plan_multiply.cache_clear()
+    launch._plan_multiply_launches.cache_clear()
 
 
 def test_point_conv_cuda_shares_few_rows_only() -> None:
     def form(rows: int, channels: tuple[int, int] = (64, 64), dtype: torch.dtype = torch.float16) -> tuple[int, int]:
         request = ConvRequest(torch.device("cuda", 0), dtype, channels, 1, 27, rows, rows, 15 * rows)
         device = GpuProperties(0, "", "sm_80", 108, 163 << 10)
-        actual = config.choose_multiply_variant(request, config.choose_operands(request, False), device)
+        actual = config.choose_multiply_variant(request, config.choose_operand_format(request, False), device)
         assert actual.threads % (32 * actual.warps_sharing_rows) == 0
         return actual.slab_parts, actual.cell_parts
 
@@ -247,7 +247,7 @@ def test_point_conv_hopper_equals_reference(
         machine.schedule = schedule
         sets.append(check(geometry, channels, groups, dtype, bucket_sums=wide))
     request = ConvRequest(torch.device("cuda", 0), dtype, channels, groups, 27, 560, 280, pairs.shape[1])
-    operands = config.choose_operands(request, False)
+    operands = config.choose_operand_format(request, False)
     assert isinstance(config.choose_multiply_variant(request, operands, gpu), config.HopperMultiplyVariant)
     assert (
         isinstance(config.choose_outer_product_variant(request, operands, gpu), config.HopperOuterProductVariant)
@@ -334,7 +334,7 @@ def test_point_conv_cuda_sums_beyond_float16_stay_finite(monkeypatch: pytest.Mon
     inputs = tensors[0], tensors[3]
     request = ConvRequest(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, 60, 120, len(first))
     assert isinstance(
-        config.choose_outer_product_variant(request, config.choose_operands(request, False), HOPPER),
+        config.choose_outer_product_variant(request, config.choose_operand_format(request, False), HOPPER),
         config.HopperOuterProductVariant,
     )
     actual = launch.sum_outer_products(request, *inputs, geometry.forward)
@@ -357,10 +357,12 @@ def test_point_conv_cuda_sums_beyond_float16_stay_finite(monkeypatch: pytest.Mon
 def test_point_conv_cuda_shares_memory_is_bounded(rows: int) -> None:
     device = replace(HOPPER, processors=132)
     request = ConvRequest(torch.device("cuda", 0), torch.bfloat16, (64, 64), 1, 27, rows, rows, 16 * rows)
-    operands = config.choose_operands(request, False)
+    operands = config.choose_operand_format(request, False)
     variant = config.choose_outer_product_variant(request, operands, device)
     columns, cell_blocks = variant.halves, -(-27 // variant.cells)
-    segments, slots, share = launch._split_into_segments(request, columns, cell_blocks, variant, device)
+    segments, slots, share = launch._choose_segment_and_slot_counts_and_size(
+        request, columns, cell_blocks, variant, device
+    )
     assert slots * share * 4 <= 8 << 20
     assert segments * cell_blocks >= min(device.processors, rows // 32)
 
@@ -368,7 +370,7 @@ def test_point_conv_cuda_shares_memory_is_bounded(rows: int) -> None:
 def test_point_conv_cuda_selects_mma_for_few_rows() -> None:
     def forms(rows: int, device: GpuProperties) -> set[str]:
         request = ConvRequest(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, rows, rows, 15 * rows)
-        operands = config.choose_operands(request, False)
+        operands = config.choose_operand_format(request, False)
         actual = (
             config.choose_multiply_variant(request, operands, device),
             config.choose_outer_product_variant(request, operands, device),
@@ -428,7 +430,7 @@ def test_point_conv_cuda_nonfinite_values_stay_local() -> None:
         assert torch.equal(got[~seen], clean[~seen])
         assert not got[seen].isfinite().all(1).any()
         weights = torch.ops.fullfield.point_conv_weight(
-            features, grad, *geometry.list_directions(), False, geometry.cells, 1, "cuda"
+            features, grad, *geometry.list_triplet_tensors_by_direction(), False, geometry.cells, 1, "cuda"
         )
         hit = torch.zeros(geometry.cells, dtype=torch.bool)
         hit[k[(j == 7) | (j == 9)]] = True
@@ -542,10 +544,10 @@ def test_point_conv_on_gpu_matches_float64(dtype: torch.dtype, channels: tuple[i
 def _bands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few rows take mma.sync; the forms with wgmma are for many, but right for any."""
     monkeypatch.setattr(config, "_BANDS", request.param)
-    for plan in (launch._plan_multiply, launch._plan_outer):
+    for plan in (launch._plan_multiply_launches, launch._plan_outer_product_launches):
         plan.cache_clear()
     yield
-    for plan in (launch._plan_multiply, launch._plan_outer):
+    for plan in (launch._plan_multiply_launches, launch._plan_outer_product_launches):
         plan.cache_clear()
 
 
@@ -618,9 +620,13 @@ def test_point_conv_on_gpu_accepts_offsets_beyond_2_31() -> None:
     # Not against the kernels on the small cloud: fewer rows are multiplied in another form, with another order of sums.
     check_close(out[shift:], point_conv(features.double(), weight.double(), small, backend="reference"), "out")
     assert not out[:shift].any()
-    grad = torch.ops.fullfield.point_conv_weight(wide, out, *geometry.list_directions(), True, 27, 1, "cuda")
+    grad = torch.ops.fullfield.point_conv_weight(
+        wide, out, *geometry.list_triplet_tensors_by_direction(), True, 27, 1, "cuda"
+    )
     near = (features.double(), out[shift:].double())
-    true = torch.ops.fullfield.point_conv_weight(*near, *small.list_directions(), True, 27, 1, "reference")
+    true = torch.ops.fullfield.point_conv_weight(
+        *near, *small.list_triplet_tensors_by_direction(), True, 27, 1, "reference"
+    )
     assert float((grad.double() - true).abs().max()) <= 0.01 * float(true.abs().max())
 
 

@@ -17,7 +17,7 @@ from fullfield.ops.point_conv import (
     triplets,
     voxel_geometry,
 )
-from fullfield.ops.point_conv.geometry import kernel_radius
+from fullfield.ops.point_conv.geometry import compute_kernel_radius
 
 
 def found(geometry) -> set[tuple[int, int, int]]:
@@ -26,8 +26,8 @@ def found(geometry) -> set[tuple[int, int, int]]:
 
 @pytest.mark.parametrize(("side", "radius"), [(3, 1.86), (5, 3.10), (7, 4.34)])
 def test_kernel_radius_equals_published_values(side: int, radius: float) -> None:
-    assert kernel_radius(1.0, side) == pytest.approx(radius, abs=5e-3)
-    assert kernel_radius(0.1, (1, 8, 1)) == pytest.approx(kernel_radius(0.1, 2))
+    assert compute_kernel_radius(1.0, side) == pytest.approx(radius, abs=5e-3)
+    assert compute_kernel_radius(0.1, (1, 8, 1)) == pytest.approx(compute_kernel_radius(0.1, 2))
 
 
 @pytest.mark.parametrize("kernel", [1, 3, 5, (3, 1, 5), (2, 4, 3)])
@@ -36,7 +36,7 @@ def test_radius_geometry_equals_definition(kernel) -> None:
     sides = (kernel,) * 3 if isinstance(kernel, int) else kernel
     geometry = radius_geometry(points, 0.11, kernel)
     assert geometry.kernel_size == sides
-    assert found(geometry) == expected_triplets(points, points, 0.11, sides, kernel_radius(0.11, kernel))
+    assert found(geometry) == expected_triplets(points, points, 0.11, sides, compute_kernel_radius(0.11, kernel))
     assert geometry.mirrored == all(side % 2 for side in sides)
     assert (0, 0, (sides[0] // 2 * sides[1] + sides[1] // 2) * sides[2] + sides[2] // 2) in found(geometry)
 
@@ -85,7 +85,7 @@ def test_radius_geometry_transposed_equals_upsampling() -> None:
     down = radius_geometry(points, 0.1, 3, coarse, offsets=offsets, center_offsets=kept.offsets)
     up = radius_geometry(coarse, 0.2, 3, points, offsets=kept.offsets, center_offsets=offsets)
     assert (down.centers, down.points, up.centers, up.points) == (len(coarse), 240, 240, len(coarse))
-    one = expected_triplets(points[:150], coarse[: kept.offsets[1]], 0.1, (3, 3, 3), kernel_radius(0.1))
+    one = expected_triplets(points[:150], coarse[: kept.offsets[1]], 0.1, (3, 3, 3), compute_kernel_radius(0.1))
     assert {t for t in found(down) if t[0] < kept.offsets[1]} == one
     assert not down.mirrored
     assert set(up.backward.rows.diff().tolist()) != {0}
@@ -105,7 +105,7 @@ def test_knn_geometry_equals_definition() -> None:
 def test_geometry_backends_return_equal_triplets(monkeypatch: pytest.MonkeyPatch, kernel: int, way: str) -> None:
     if way == "beside":
         for module in (triplets, cpu):
-            monkeypatch.setattr(module, "is_packed", lambda columns, cells: False)  # noqa: ARG005
+            monkeypatch.setattr(module, "can_pack_index_and_cell", lambda columns, cells: False)  # noqa: ARG005
     points, _ = ragged((300,), seed=5)
     rows, index = radius_search(points, 0.21, points[:111])
     args = ((rows, index), points, points[:111].contiguous(), 0.05, (kernel,) * 3)

@@ -69,7 +69,7 @@ def test_point_pool_16_bit_accumulates_in_float32(dtype: torch.dtype) -> None:
 def test_point_pool_passes_opcheck_and_compiles() -> None:
     geometry = random_geometry(6, 9, 30)
     features = torch.randn(9, 4, requires_grad=True)
-    ways = (*geometry.list_directions(), geometry.cells)
+    ways = (*geometry.list_triplet_tensors_by_direction(), geometry.cells)
     torch.library.opcheck(torch.ops.fullfield.point_sum.default, (features, *ways))
     torch.library.opcheck(torch.ops.fullfield.point_max.default, (features, *ways))
     out, winners = torch.ops.fullfield.point_max(features, *ways)

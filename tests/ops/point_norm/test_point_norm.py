@@ -149,7 +149,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
 def _emulated(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels for tensors of the CPU, in memory that is poisoned and watched."""
     emulate(cuda, serve=True)
-    monkeypatch.setattr(protocol, "choose_triplet_backend", lambda _: reference)
+    monkeypatch.setattr(protocol, "choose_triplet_backend_module", lambda _: reference)
     monkeypatch.setattr(neighbors, "explain_unsupported", lambda _: "not here")
 
 

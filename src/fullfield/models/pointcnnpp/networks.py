@@ -15,8 +15,8 @@ from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
 from fullfield.ops.neighbors.downsampling import downsample_repeatedly
 from fullfield.ops.neighbors.ragged import check_and_build_cloud, check_distance, check_shape_and_build_cloud
 from fullfield.ops.point_conv import PointGeometry
-from fullfield.ops.point_conv.geometry import RadiusRequest, kernel_radius, radius_geometries
-from fullfield.ops.point_conv.protocol import expand_kernel_size
+from fullfield.ops.point_conv.geometry import RadiusRequest, build_radius_geometries, compute_kernel_radius
+from fullfield.ops.point_conv.protocol import check_and_expand_kernel_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +70,11 @@ class PointPyramid:
         clouds = [first, *(one.cloud for one in fewer)]
         requests = {}
         for source, target, kernel in steps:
-            sides, side = expand_kernel_size(kernel), grid * 2**source
+            sides, side = check_and_expand_kernel_size(kernel), grid * 2**source
             requests[source, target, kernel] = RadiusRequest(
-                clouds[source], clouds[target], side, sides, kernel_radius(side, sides), gradient
+                clouds[source], clouds[target], side, sides, compute_kernel_radius(side, sides), gradient
             )
-        geometries = dict(zip(requests, radius_geometries(list(requests.values())), strict=True))
+        geometries = dict(zip(requests, build_radius_geometries(list(requests.values())), strict=True))
         sizes = tuple(tuple(end - start for start, end in pairwise(cloud.offsets.tolist())) for cloud in clouds)
         return cls(tuple(cloud.points for cloud in clouds), tuple(one.kept for one in fewer), sizes, geometries)
 

@@ -24,7 +24,7 @@ _FOLDER = Path(__file__).parent
 _DECLARED = parse_structures(*(_FOLDER / name for name in ("passes.cu", "depthwise.cu", "convex.cu")))
 _GRADIENT_PARAMS = parse_structures(_launching.CONVEX_CELLS, _FOLDER / "convex_gradients.cu")
 _Gradients = _GRADIENT_PARAMS["ConvexGradientParams"]
-GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_GRADIENT_PARAMS.evaluate_integer(name) for name in ("SIDE", "CELLS"))
+GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_GRADIENT_PARAMS.evaluate_integer_sum(name) for name in ("SIDE", "CELLS"))
 
 
 # ---- sources

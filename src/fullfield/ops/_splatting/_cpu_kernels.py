@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import create_jit, find_cache_folder
+from fullfield._kernels.numba_cache import create_jit_decorator, find_or_create_numba_cache_folder
 
-CACHE = find_cache_folder(__file__)
-_jit = create_jit(CACHE)
+CACHE = find_or_create_numba_cache_folder(__file__)
+_jit = create_jit_decorator(CACHE)
 
 
 @_jit

@@ -14,7 +14,11 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import create_helper_jit, create_jit, find_cache_folder
+from fullfield._kernels.numba_cache import (
+    create_helper_jit_decorator,
+    create_jit_decorator,
+    find_or_create_numba_cache_folder,
+)
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import load, splat, store
 from fullfield.ops.correlation._cpu_layout import LANES, TILE
@@ -32,10 +36,10 @@ from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
 TILE_HEIGHT, TILE_WIDTH = TILE
 _BLOCK = LANES * LANES
 
-CACHE = find_cache_folder(__file__, _own_simd_file, _simd_file, _layout_file)
-_jit = create_jit(CACHE)
-_helper = create_helper_jit(CACHE)
-_inlined = create_helper_jit(CACHE, inline="always")
+CACHE = find_or_create_numba_cache_folder(__file__, _own_simd_file, _simd_file, _layout_file)
+_jit = create_jit_decorator(CACHE)
+_helper = create_helper_jit_decorator(CACHE)
+_inlined = create_helper_jit_decorator(CACHE, inline="always")
 
 
 @_helper

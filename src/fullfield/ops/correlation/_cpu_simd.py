@@ -21,13 +21,13 @@ from fullfield._kernels.simd import (
     INTEGERS,
     LANES,
     VECTOR,
-    build_pointer,
     create_index_constant,
     create_vector_constant,
-    emit_load,
+    emit_array_pointer,
     emit_splat,
-    emit_store,
     emit_switch,
+    emit_unaligned_load,
+    emit_unaligned_store,
     float32x16,
 )
 
@@ -86,9 +86,9 @@ def gather_lanes(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
 
 
 def _build_lane_pointers(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    base = build_pointer(context, builder, sig, args, 0, args[2])
-    at = build_pointer(context, builder, sig, args, 1, create_index_constant(0))
-    return builder.gep(emit_splat(builder, base), [emit_load(builder, at, kind=INTEGERS)], source_etype=FLOAT)
+    base = emit_array_pointer(context, builder, sig, args, 0, args[2])
+    at = emit_array_pointer(context, builder, sig, args, 1, create_index_constant(0))
+    return builder.gep(emit_splat(builder, base), [emit_unaligned_load(builder, at, kind=INTEGERS)], source_etype=FLOAT)
 
 
 def _emit_switch_by_even_width(builder: Any, count: Any, emit_case: Callable[[int], None]) -> None:
@@ -108,7 +108,7 @@ def compute_tile_products(
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        a, b, c = (build_pointer(context, builder, sig, args, which) for which in (1, 3, 7))
+        a, b, c = (emit_array_pointer(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
             cells = _allocate_zeroed_cells(builder, width)
@@ -120,13 +120,13 @@ def compute_tile_products(
                     first = builder.mul(inner.index, create_index_constant(unroll))
                     for step in range(unroll):
                         channel = builder.add(first, create_index_constant(step))
-                        pixels = emit_load(builder, left, builder.mul(channel, create_index_constant(LANES)))
+                        pixels = emit_unaligned_load(builder, left, builder.mul(channel, create_index_constant(LANES)))
                         row = builder.gep(operand, [channel])
                         for position, cell in enumerate(cells):
                             value = builder.load(builder.gep(row, [create_index_constant(position * LANES)]))
                             _add_product_to_cell(builder, cell, pixels, emit_splat(builder, value))
             for position, cell in enumerate(cells):
-                emit_store(builder, builder.load(cell), c, create_index_constant(position * LANES))
+                emit_unaligned_store(builder, builder.load(cell), c, create_index_constant(position * LANES))
 
         _emit_switch_by_even_width(builder, args[0], emit)
         return context.get_dummy_value()
@@ -142,16 +142,19 @@ def compute_pixel_products(
     """Set ``out[o + q]`` to the sum over channels of ``pixel[t + c] * planes[position q, channel c]``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        a, b, c = (build_pointer(context, builder, sig, args, which) for which in (1, 3, 7))
+        a, b, c = (emit_array_pointer(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
             cells = _allocate_zeroed_cells(builder, width)
             with cgutils.for_range(builder, args[6]) as loop:
                 operand = builder.gep(b, [builder.mul(loop.index, args[5])])
-                channels = emit_load(builder, a, builder.mul(loop.index, create_index_constant(LANES)))
+                channels = emit_unaligned_load(builder, a, builder.mul(loop.index, create_index_constant(LANES)))
                 for position, cell in enumerate(cells):
                     _add_product_to_cell(
-                        builder, cell, channels, emit_load(builder, operand, create_index_constant(position * LANES))
+                        builder,
+                        cell,
+                        channels,
+                        emit_unaligned_load(builder, operand, create_index_constant(position * LANES)),
                     )
             for position, cell in enumerate(cells):
                 builder.store(
@@ -171,9 +174,12 @@ def store_eight_lanes(typingctx: Any, array: Any, byte_offset: Any, values: Any,
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         half = ir.VectorType(FLOAT, LANES // 2)
-        start = builder.bitcast(build_pointer(context, builder, sig, args, 0, create_index_constant(0)), _BYTES)
-        emit_store(
-            builder, emit_load(builder, build_pointer(context, builder, sig, args, 2), kind=half), start, args[1]
+        start = builder.bitcast(emit_array_pointer(context, builder, sig, args, 0, create_index_constant(0)), _BYTES)
+        emit_unaligned_store(
+            builder,
+            emit_unaligned_load(builder, emit_array_pointer(context, builder, sig, args, 2), kind=half),
+            start,
+            args[1],
         )
         return context.get_dummy_value()
 
@@ -209,7 +215,7 @@ def _build_add_products_intrinsic(width: int) -> Callable[..., None]:
         """
 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            a, b, c = (build_pointer(context, builder, sig, args, which) for which in (0, 3, 8))
+            a, b, c = (emit_array_pointer(context, builder, sig, args, which) for which in (0, 3, 8))
             totals = _allocate_zeroed_cells(builder, width)
             with cgutils.for_range(builder, args[7]) as outer:
                 left = builder.gep(a, [builder.mul(outer.index, args[2])])
@@ -217,7 +223,7 @@ def _build_add_products_intrinsic(width: int) -> Callable[..., None]:
                 cells = _allocate_zeroed_cells(builder, width)
                 with cgutils.for_range(builder, args[6]) as inner:
                     offset = builder.mul(inner.index, create_index_constant(LANES))
-                    pixels = emit_load(builder, left, offset)
+                    pixels = emit_unaligned_load(builder, left, offset)
                     row = builder.gep(right, [offset])
                     for channel, cell in enumerate(cells):
                         value = builder.load(builder.gep(row, [create_index_constant(channel)]))
@@ -225,7 +231,9 @@ def _build_add_products_intrinsic(width: int) -> Callable[..., None]:
                 _add_vectors_to_totals(builder, totals, cells)
             for channel, cell in enumerate(totals):
                 at = create_index_constant(channel * LANES)
-                emit_store(builder, builder.fadd(emit_load(builder, c, at), builder.load(cell), flags=_FLAGS), c, at)
+                emit_unaligned_store(
+                    builder, builder.fadd(emit_unaligned_load(builder, c, at), builder.load(cell), flags=_FLAGS), c, at
+                )
             return context.get_dummy_value()
 
         i = types.intp
@@ -239,16 +247,16 @@ def add_products_over_lanes(typingctx: Any, taps: Any, t: Any, block: Any, k: An
     """Add the lanes' sum of ``taps[t + 16 q + lane] * block[k + 16 lane + c]`` to ``out[o + 16 q + c]``, q < count."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        a, b, c = (build_pointer(context, builder, sig, args, which) for which in (0, 2, 5))
-        pixels = [emit_load(builder, b, create_index_constant(lane * LANES)) for lane in range(LANES)]
+        a, b, c = (emit_array_pointer(context, builder, sig, args, which) for which in (0, 2, 5))
+        pixels = [emit_unaligned_load(builder, b, create_index_constant(lane * LANES)) for lane in range(LANES)]
         with cgutils.for_range(builder, args[4]) as loop:
             offset = builder.mul(loop.index, create_index_constant(LANES))
             row = builder.gep(a, [offset])
-            sums = [emit_load(builder, c, offset), create_vector_constant(0.0)]
+            sums = [emit_unaligned_load(builder, c, offset), create_vector_constant(0.0)]
             for lane, channels in enumerate(pixels):
                 value = emit_splat(builder, builder.load(builder.gep(row, [create_index_constant(lane)])))
                 sums[lane % 2] = _multiply_add(builder, value, channels, sums[lane % 2])
-            emit_store(builder, builder.fadd(*sums, flags=_FLAGS), c, offset)
+            emit_unaligned_store(builder, builder.fadd(*sums, flags=_FLAGS), c, offset)
         return context.get_dummy_value()
 
     i = types.intp

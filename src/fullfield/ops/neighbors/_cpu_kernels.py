@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import create_jit, find_cache_folder
+from fullfield._kernels.numba_cache import create_jit_decorator, find_or_create_numba_cache_folder
 from fullfield._kernels.simd import LANES
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield.ops.neighbors._cpu_simd import __file__ as _own_simd_file
@@ -20,8 +20,8 @@ from fullfield.ops.neighbors._cpu_simd import store_within
 LEAF = 12
 _DEPTH, _LEAF_SIZE = 64, 64
 
-CACHE = find_cache_folder(__file__, _own_simd_file, _simd_file)
-_jit = create_jit(CACHE)
+CACHE = find_or_create_numba_cache_folder(__file__, _own_simd_file, _simd_file)
+_jit = create_jit_decorator(CACHE)
 
 
 @_jit
@@ -33,12 +33,12 @@ def _compute_squared_distance(points, i, queries, q):
 
 
 @_jit
-def _find_first_key_not_below(keys, value):
+def _find_first_key_not_below(keys, limit):
     low = 0
     high = keys.shape[0]
     while low < high:
         middle = (low + high) >> 1
-        if keys[middle] < value:
+        if keys[middle] < limit:
             low = middle + 1
         else:
             high = middle
@@ -46,7 +46,7 @@ def _find_first_key_not_below(keys, value):
 
 
 @_jit
-def _find_point_runs_around_cell(keys, starts, shape, cells, q, runs_out):
+def _write_nine_point_runs_around_query(keys, starts, shape, cells, q, runs_out):
     """Write the first and last point of the nine runs of cells around a query's cell."""
     run = 0
     x0 = max(cells[3, q] - 1, 0)
@@ -64,7 +64,7 @@ def _find_point_runs_around_cell(keys, starts, shape, cells, q, runs_out):
 
 
 @_jit
-def _sort_first_numbers(numbers, count):
+def _sort_first_numbers_inplace(numbers, count):
     """Sort the first ``count`` numbers; for a few of them numba's own function takes a multiple of the time."""
     if count > _LEAF_SIZE:
         for n in range(1, count):
@@ -81,7 +81,7 @@ def _sort_first_numbers(numbers, count):
 
 
 @_jit
-def _find_end_of_cell(query_cells, query_order, step, last):
+def _find_end_within_same_query_cell(query_cells, query_order, step, last):
     """Return the end of the queries from ``query_order[step]`` on, before ``last``, that are in the same cell."""
     q, end = query_order[step], step + 1
     while end < last:
@@ -93,7 +93,9 @@ def _find_end_of_cell(query_cells, query_order, step, last):
 
 
 @_jit
-def _gather_candidates(points, points_by_cell, order, runs, sort, candidates, coordinates, squares):
+def _gather_candidates_growing_arrays(
+    points, points_by_cell, order, runs, sorts_candidates, candidates, coordinates, squares
+):
     """Write the points of nine runs into ``candidates``, where they are into ``coordinates``; return their number.
 
     Arrays that are too short are replaced by longer ones.
@@ -114,8 +116,8 @@ def _gather_candidates(points, points_by_cell, order, runs, sort, candidates, co
                 points_by_cell[2, i],
             )
             at += np.uintp(1)
-    if sort:
-        _sort_first_numbers(candidates, count)
+    if sorts_candidates:
+        _sort_first_numbers_inplace(candidates, count)
         for n in range(np.uintp(count)):
             i = np.uintp(candidates[n])
             coordinates[0, n], coordinates[1, n], coordinates[2, n] = points[i, 0], points[i, 1], points[i, 2]
@@ -166,8 +168,8 @@ def count_or_write_neighbors_within_radius(
     for step in range(first, last):
         q = query_order[step]
         if step == end:
-            end = _find_end_of_cell(query_cells, query_order, step, last)
-            _find_point_runs_around_cell(keys, starts, shape, query_cells, q, runs)
+            end = _find_end_within_same_query_cell(query_cells, query_order, step, last)
+            _write_nine_point_runs_around_query(keys, starts, shape, query_cells, q, runs)
             sort_all = False
             if writes_indices and sorts_indices:
                 hits = 0
@@ -176,7 +178,7 @@ def count_or_write_neighbors_within_radius(
                 # Few queries have fewer neighbours than candidates: then sorting each row takes less time.
                 sort_all = hits > np.sum(runs[:, 1] - runs[:, 0])
             sort_rows = sorts_indices and not sort_all
-            count, who, coordinates, squares = _gather_candidates(
+            count, who, coordinates, squares = _gather_candidates_growing_arrays(
                 points, points_by_cell, order, runs, sort_all, who, coordinates, squares
             )
             if writes_indices and neighbors.size < who.size:
@@ -192,14 +194,14 @@ def count_or_write_neighbors_within_radius(
         for n in range(0, count, LANES):
             at = store_within(squares, n, max_squared_distance, who, n, neighbors, at)
         if sort_rows:
-            _sort_first_numbers(neighbors, at)
+            _sort_first_numbers_inplace(neighbors, at)
         start = np.uintp(counts_or_offsets[q])
         for n in range(np.uintp(at)):
             indices_out[start + n] = neighbors[n]
 
 
 @_jit
-def _locate_cell_and_distance(points, i, cell):
+def _compute_cell_and_squared_center_distance(points, i, cell):
     """Return the cell of a point, whole float64 numbers of x, y and z, and its squared distance from the middle."""
     x, y, z = points[i, 0] / cell, points[i, 1] / cell, points[i, 2] / cell
     corner = np.floor(x), np.floor(y), np.floor(z)
@@ -227,10 +229,10 @@ def mark_points_nearest_to_cell_centers(points, offsets, cell, slots_scratch, is
     mask = np.uint64(slots_scratch.size - 1)
     for cloud in range(offsets.size - 1):
         for i in range(offsets[cloud], offsets[cloud + 1]):
-            corner, distance = _locate_cell_and_distance(points, i, cell)
+            corner, distance = _compute_cell_and_squared_center_distance(points, i, cell)
             slot = _hash_cell(corner) & mask
             while slots_scratch[slot] >= offsets[cloud]:
-                other, nearest_distance = _locate_cell_and_distance(points, slots_scratch[slot], cell)
+                other, nearest_distance = _compute_cell_and_squared_center_distance(points, slots_scratch[slot], cell)
                 if corner == other:
                     break
                 slot = (slot + np.uint64(1)) & mask
@@ -243,7 +245,7 @@ def mark_points_nearest_to_cell_centers(points, offsets, cell, slots_scratch, is
 
 
 @_jit
-def _partition_at_middle(points, order, low, high, middle, axis):
+def _partition_order_inplace(points, order, low, high, middle, axis):
     """Reorder ``order[low:high]`` so that what stands at ``middle`` separates smaller from larger coordinates."""
     high -= 1
     while low < high:
@@ -293,7 +295,7 @@ def build_kd_tree(points, order, axes_out, cuts_out, first, last):
                 widest = largest - smallest
                 axis = candidate
         middle = (low + high) >> 1
-        _partition_at_middle(points, order, low, high, middle, axis)
+        _partition_order_inplace(points, order, low, high, middle, axis)
         axes_out[middle] = axis
         cuts_out[middle] = points[order[middle], axis]
         stack[size, 0] = low

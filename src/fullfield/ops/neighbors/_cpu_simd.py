@@ -14,11 +14,11 @@ from fullfield._kernels.simd import (
     INDEX,
     INTEGERS,
     LANES,
-    build_pointer,
     create_index_constant,
-    emit_load,
+    emit_array_pointer,
     emit_splat,
-    emit_store,
+    emit_unaligned_load,
+    emit_unaligned_store,
     target_has_cpu_feature,
 )
 
@@ -31,13 +31,13 @@ def build_store_within_intrinsic(uses_avx512: bool) -> Any:
         typingctx: Any, squares: Any, sn: Any, limit: Any, who: Any, wn: Any, results: Any, at: Any
     ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            distances, source, into = (build_pointer(context, builder, sig, args, which) for which in (0, 3, 5))
-            within = builder.fcmp_ordered("<=", emit_load(builder, distances), emit_splat(builder, args[2]))
+            distances, source, into = (emit_array_pointer(context, builder, sig, args, which) for which in (0, 3, 5))
+            within = builder.fcmp_ordered("<=", emit_unaligned_load(builder, distances), emit_splat(builder, args[2]))
             if uses_avx512 and target_has_cpu_feature(context, "avx512f"):
-                indices = emit_load(builder, source, kind=INTEGERS)
+                indices = emit_unaligned_load(builder, source, kind=INTEGERS)
                 kind = ir.FunctionType(INTEGERS, [INTEGERS, INTEGERS, within.type])
                 pack = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.mask.compress.v16i32")
-                emit_store(builder, builder.call(pack, [indices, indices, within]), into)
+                emit_unaligned_store(builder, builder.call(pack, [indices, indices, within]), into)
                 bits = builder.ctpop(builder.bitcast(within, ir.IntType(LANES)))
                 return builder.add(args[6], builder.zext(bits, INDEX))
             count = create_index_constant(0)

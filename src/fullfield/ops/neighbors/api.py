@@ -14,10 +14,10 @@ from fullfield.ops._backends import Backends
 from fullfield.ops.neighbors.ragged import (
     Cloud,
     Neighbors,
-    center_and_convert_clouds_to_float32,
     check_and_build_cloud,
     check_and_build_cloud_pair,
     check_distance,
+    convert_clouds_to_float32_centering_float64,
 )
 
 BACKENDS = ("cuda", "cpu", "reference")
@@ -55,7 +55,7 @@ def radius_search(
     """
     check_distance(radius, "radius")
     cloud, query_cloud = check_and_build_cloud_pair(points, queries, offsets, query_offsets)
-    pair = center_and_convert_clouds_to_float32(cloud, query_cloud)
+    pair = convert_clouds_to_float32_centering_float64(cloud, query_cloud)
     search = _choose_backend_module(backend, points).radius_search
     neighbors: Neighbors = search(
         *pair, cloud.offsets, query_cloud.offsets, float(radius), sort_indices=bool(sort_indices)
@@ -82,8 +82,8 @@ def knn_search(
     """
     _check.check_number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
     cloud, query_cloud = check_and_build_cloud_pair(points, queries, offsets, query_offsets)
-    return search_knn_in_clouds(
-        cloud, query_cloud, center_and_convert_clouds_to_float32(cloud, query_cloud), int(k), backend
+    return search_knn_in_validated_clouds(
+        cloud, query_cloud, convert_clouds_to_float32_centering_float64(cloud, query_cloud), int(k), backend
     )
 
 
@@ -99,10 +99,10 @@ def run_radius_searches(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Ten
     return [module.radius_search(*search) for search in arguments]
 
 
-def search_knn_in_clouds(
+def search_knn_in_validated_clouds(
     cloud: Cloud, query_cloud: Cloud, float32_points: tuple[Tensor, Tensor], k: int, backend: str | None = None
 ) -> Neighbors:
-    """Run :func:`knn_search` on checked clouds, given :func:`center_and_convert_clouds_to_float32` of them."""
+    """Run :func:`knn_search` on checked clouds, given :func:`convert_clouds_to_float32_centering_float64` of them."""
     neighbors: Neighbors = _choose_backend_module(backend, float32_points[0]).knn_search(
         *float32_points, cloud.offsets, query_cloud.offsets, k
     )

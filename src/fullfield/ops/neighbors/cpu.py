@@ -31,11 +31,11 @@ def explain_unsupported(device: torch.device) -> str | None:
 _kernels = KernelModule(f"{__package__}._cpu_kernels", "neighbour kernels")
 
 
-def _run_on_ranges(item_count: int, range_task: Any) -> None:
+def _run_range_task_in_threads(item_count: int, range_task: Any) -> None:
     run_task_on_ranges(item_count, _GRAIN, torch.get_num_threads(), range_task)
 
 
-def _as_writable_array(tensor: Tensor) -> NDArray[np.float32]:
+def _convert_to_writable_array(tensor: Tensor) -> NDArray[np.float32]:
     array: NDArray[np.float32] = tensor.numpy()
     return array if array.flags.writeable else array.copy()
 
@@ -44,7 +44,9 @@ def _compute_batch_index(offsets: Tensor) -> NDArray[np.int64]:
     return np.repeat(np.arange(offsets.numel() - 1), offsets.diff().numpy())
 
 
-def _locate_cells_zyx(xyz_rows: NDArray[np.float32], offsets: Tensor, low: Any, cell: float) -> NDArray[np.int64]:
+def _compute_cloud_and_cell_zyx(
+    xyz_rows: NDArray[np.float32], offsets: Tensor, low: Any, cell: float
+) -> NDArray[np.int64]:
     """Return cells [4, M] of ``xyz_rows`` [3, M]: cloud, z, y, x. Positions far outside are clipped to just outside."""
     cells = np.empty((4, xyz_rows.shape[1]), np.int64)
     cells[0] = _compute_batch_index(offsets)
@@ -68,7 +70,7 @@ def radius_search(
     Without ``sort_indices`` the points of a query are in no particular order.
     """
     kernel = _kernels().count_or_write_neighbors_within_radius
-    spots, query_spots = _as_writable_array(points), _as_writable_array(queries)
+    spots, query_spots = _convert_to_writable_array(points), _convert_to_writable_array(queries)
     rows = np.zeros(len(query_spots) + 1, np.int64)
     if not len(spots) or not len(query_spots):
         return Neighbors(torch.from_numpy(rows), torch.zeros(0, dtype=torch.int32))
@@ -79,14 +81,14 @@ def radius_search(
         cell *= 2.0
     shape = (np.floor((high - low) / cell).astype(np.int64) + 1)[::-1].copy()  # z, y, x
 
-    cells = _locate_cells_zyx(xyz_rows, offsets, low, cell)
+    cells = _compute_cloud_and_cell_zyx(xyz_rows, offsets, low, cell)
     keys = _compute_flat_cell_indices(cells, shape)
     order = np.argsort(keys, kind="stable")
     used, first = np.unique(keys[order], return_index=True)
     starts = np.append(first, len(spots)).astype(np.int64)
     around, visit = cells, order
     if queries is not points:
-        around = _locate_cells_zyx(np.ascontiguousarray(query_spots.T), query_offsets, low, cell)
+        around = _compute_cloud_and_cell_zyx(np.ascontiguousarray(query_spots.T), query_offsets, low, cell)
         np.minimum(around, np.append(2**62, shape + 2)[:, None], out=around)
         visit = np.argsort(_compute_flat_cell_indices(around, shape), kind="stable")  # queries of a cell together
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
@@ -104,17 +106,17 @@ def radius_search(
     )
 
     nothing = np.empty(0, np.int32)
-    _run_on_ranges(len(query_spots), lambda a, b: kernel(*common, False, sort_indices, rows, nothing, a, b))
+    _run_range_task_in_threads(len(query_spots), lambda a, b: kernel(*common, False, sort_indices, rows, nothing, a, b))
     np.cumsum(rows, out=rows)
     indices = np.empty(rows[-1], np.int32)
-    _run_on_ranges(len(query_spots), lambda a, b: kernel(*common, True, sort_indices, rows, indices, a, b))
+    _run_range_task_in_threads(len(query_spots), lambda a, b: kernel(*common, True, sort_indices, rows, indices, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
 
 
 def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, k: int) -> Neighbors:
     """Find the k nearest points; see :func:`fullfield.ops.neighbors.knn_search`."""
     kernels = _kernels()
-    spots, query_spots = _as_writable_array(points), _as_writable_array(queries)
+    spots, query_spots = _convert_to_writable_array(points), _convert_to_writable_array(queries)
     bounds = offsets.numpy()
     order = np.arange(len(spots), dtype=np.int32)
     axes, cuts = np.zeros(len(spots), np.int8), np.zeros(len(spots), np.float32)
@@ -126,13 +128,13 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     np.cumsum(sizes[batches], out=rows[1:])
     indices = np.empty(rows[-1], np.int32)
     common = (spots[order], order, axes, cuts, bounds, query_spots, batches, k, rows, indices)
-    _run_on_ranges(len(query_spots), lambda a, b: kernels.find_k_nearest(*common, a, b))
+    _run_range_task_in_threads(len(query_spots), lambda a, b: kernels.find_k_nearest(*common, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
 
 
 def select_nearest_to_cell_centers(points: Tensor, offsets: Tensor, cell: float) -> Tensor:
     """Return the kept points [K]; see :func:`fullfield.ops.neighbors.grid_downsample`."""
-    spots = _as_writable_array(points.to(torch.float64).contiguous())
+    spots = _convert_to_writable_array(points.to(torch.float64).contiguous())
     mask = np.zeros(len(spots), bool)
     slots = np.full(1 << (len(spots) + len(spots) // 2).bit_length(), -1, np.int32)
     _kernels().mark_points_nearest_to_cell_centers(spots, offsets.numpy(), cell, slots, mask)

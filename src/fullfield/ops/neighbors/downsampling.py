@@ -55,7 +55,7 @@ def downsample_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, 
     fast = cuda.explain_unsupported(cloud.points.device) is None and cloud.points.shape[0] > 0
     results: list[cuda.DownsampledCloud] = []
     if not fast:
-        cloud = _check_cells_and_store_magnitude(cloud, compute_max_magnitude(cloud.points), cells)
+        cloud = _check_cells_and_copy_with_magnitude(cloud, compute_max_magnitude(cloud.points), cells)
     last = cloud
     while len(results) < len(cells):
         left = cells[len(results) :]
@@ -63,7 +63,7 @@ def downsample_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, 
             some = left if last.points.shape[0] <= _CHAINED else left[:1]
             max_magnitude, thinner = cuda.downsample_repeatedly(last, some)
             if not results:
-                cloud = _check_cells_and_store_magnitude(cloud, max_magnitude, cells)
+                cloud = _check_cells_and_copy_with_magnitude(cloud, max_magnitude, cells)
             if last.points.shape[0] > _CHAINED:  # frees the memory of the points that were dropped
                 thinner = [
                     cuda.DownsampledCloud(indices.clone(), c._replace(points=c.points.clone()))
@@ -71,12 +71,12 @@ def downsample_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, 
                 ]
             results += thinner
         else:
-            results.append(_downsample_single(last, left[0]))
+            results.append(_downsample_with_one_cell_size(last, left[0]))
         last = results[-1].cloud
     return cloud, results
 
 
-def _check_cells_and_store_magnitude(cloud: Cloud, max_magnitude: float, cells: Sequence[float]) -> Cloud:
+def _check_cells_and_copy_with_magnitude(cloud: Cloud, max_magnitude: float, cells: Sequence[float]) -> Cloud:
     check_finite(cloud, max_magnitude)
     for cell in cells:
         _check.require(
@@ -85,7 +85,7 @@ def _check_cells_and_store_magnitude(cloud: Cloud, max_magnitude: float, cells: 
     return cloud._replace(max_magnitude=max_magnitude)
 
 
-def _downsample_single(cloud: Cloud, cell: float) -> cuda.DownsampledCloud:
+def _downsample_with_one_cell_size(cloud: Cloud, cell: float) -> cuda.DownsampledCloud:
     if not cloud.points.shape[0]:
         return cuda.DownsampledCloud(torch.zeros(0, dtype=torch.int64, device=cloud.points.device), cloud)
     on_cpu = cpu.explain_unsupported(cloud.points.device) is None

@@ -126,7 +126,7 @@ def compute_max_magnitude(points: Tensor) -> float:
     return float(torch.linalg.vector_norm(points.detach(), torch.inf)) if points.numel() else 0.0
 
 
-def center_and_convert_clouds_to_float32(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
+def convert_clouds_to_float32_centering_float64(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
     """Return both as float32; if they are one cloud, the same tensor twice.
 
     Float64 coordinates become relative to the middle of their cloud first: the median of some of its points, on which a

@@ -23,12 +23,12 @@ def _compute_squared_distances(queries: Tensor, points: Tensor) -> Tensor:
     return (x + y) + z
 
 
-def _search_row_by_row(
+def _search_in_query_blocks(
     points: Tensor,
     queries: Tensor,
     offsets: Tensor,
     query_offsets: Tensor,
-    choose: Callable[[Tensor], tuple[Tensor, Tensor]],
+    count_and_choose_indices: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> Neighbors:
     counts, chunks = [], []
     bounds, query_bounds = offsets.tolist(), query_offsets.tolist()
@@ -36,7 +36,7 @@ def _search_row_by_row(
         own = points[bounds[batch] : bounds[batch + 1]]
         step = max(1, _BLOCK // max(1, own.shape[0]))
         for queries_chunk in torch.split(queries[query_bounds[batch] : query_bounds[batch + 1]], step):
-            count, indices = choose(_compute_squared_distances(queries_chunk, own))
+            count, indices = count_and_choose_indices(_compute_squared_distances(queries_chunk, own))
             counts.append(count)
             chunks.append((indices + bounds[batch]).to(torch.int32))
     none = torch.zeros(1, dtype=torch.int64, device=points.device)
@@ -60,7 +60,7 @@ def radius_search(
         is_within = distances <= limit
         return is_within.sum(1), is_within.nonzero()[:, 1]
 
-    return _search_row_by_row(points, queries, offsets, query_offsets, choose_neighbors)
+    return _search_in_query_blocks(points, queries, offsets, query_offsets, choose_neighbors)
 
 
 def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, k: int) -> Neighbors:
@@ -71,4 +71,4 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
         count = torch.full((distances.shape[0],), nearest.shape[1], dtype=torch.int64, device=points.device)
         return count, nearest.reshape(-1)
 
-    return _search_row_by_row(points, queries, offsets, query_offsets, choose_neighbors)
+    return _search_in_query_blocks(points, queries, offsets, query_offsets, choose_neighbors)

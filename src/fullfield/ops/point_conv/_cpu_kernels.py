@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import create_jit, find_cache_folder
+from fullfield._kernels.numba_cache import create_jit_decorator, find_or_create_numba_cache_folder
 from fullfield._kernels.simd import LANES, load, store
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield.ops.point_conv._cpu_simd import MOST, PANEL, SQUARE, accumulate_panel, accumulate_single
@@ -21,8 +21,8 @@ TILE = 64
 BLOCK = 2 * LANES  # input channels of a weight gradient worked on together
 _PANEL_STEP = PANEL * LANES
 
-CACHE = find_cache_folder(__file__, _own_simd_file, _simd_file)
-_jit = create_jit(CACHE)
+CACHE = find_or_create_numba_cache_folder(__file__, _own_simd_file, _simd_file)
+_jit = create_jit_decorator(CACHE)
 
 
 @_jit
@@ -51,66 +51,128 @@ def _write_entry(index, cell, index_bits, entries_out, cells_out, at):
 
 
 @_jit
-def _multiply_panels(n, depth, a, row, step, b, bi, pitch, offsets, single, out, oi, row_offsets, p):
-    """Multiply all panels of ``pitch`` channels: ``b`` holds them in sequence, ``depth`` rows each, or side by side."""
+def _accumulate_panel_products(
+    product_rows,
+    depth,
+    left,
+    left_row_step,
+    left_depth_step,
+    right,
+    right_start,
+    pitch,
+    right_offsets,
+    single_panel_offsets,
+    out,
+    out_start,
+    row_offsets,
+    first_row,
+):
+    """Add the products of all panels of ``pitch`` channels to ``out``.
+
+    ``right`` holds the panels in sequence, ``depth`` rows each, or side by side.
+    """
     channel = 0
     while channel < pitch:
-        side_by_side = single.size == 0
-        start = bi + (channel if side_by_side else channel * depth)
+        side_by_side = single_panel_offsets.size == 0
+        start = right_start + (channel if side_by_side else channel * depth)
         if pitch - channel >= _PANEL_STEP:
-            accumulate_panel(n, depth, a, p * row, row, step, b, start, offsets, out, oi + channel, row_offsets, p)
+            accumulate_panel(
+                product_rows,
+                depth,
+                left,
+                first_row * left_row_step,
+                left_row_step,
+                left_depth_step,
+                right,
+                start,
+                right_offsets,
+                out,
+                out_start + channel,
+                row_offsets,
+                first_row,
+            )
             channel += _PANEL_STEP
         else:
-            steps = offsets if side_by_side else single
-            accumulate_single(n, depth, a, p * row, row, step, b, start, steps, out, oi + channel, row_offsets, p)
+            steps = right_offsets if side_by_side else single_panel_offsets
+            accumulate_single(
+                product_rows,
+                depth,
+                left,
+                first_row * left_row_step,
+                left_row_step,
+                left_depth_step,
+                right,
+                start,
+                steps,
+                out,
+                out_start + channel,
+                row_offsets,
+                first_row,
+            )
             channel += LANES
 
 
 @_jit
 def _set_cursors_and_find_first_cell(
-    row_offsets, entries, cells, index_bits, cell_count, top, count, cursors, next_cells
+    row_offsets, entries, cells, index_bits, cell_count, first_row, row_count, cursors, next_cells
 ):
     """Put the cursors on the first entries of rows; returns the first cell in use."""
     lowest = cell_count
-    for r in range(count):
-        cursors[r] = row_offsets[top + r]
+    for r in range(row_count):
+        cursors[r] = row_offsets[first_row + r]
         next_cells[r] = cell_count
-        if cursors[r] < row_offsets[top + r + 1]:
+        if cursors[r] < row_offsets[first_row + r + 1]:
             next_cells[r] = _read_entry_cell(entries, cells, index_bits, cursors[r])
         lowest = min(lowest, next_cells[r])
     return lowest
 
 
 @_jit
-def _sum_feature_rows(features, channels, entries, cells, index_bits, first_entry, end, c0, width, sums_out, to):
-    """Write the sum of ``width`` channels from c0 on, over the rows of entries [begin, end), to ``sums_out[to]`` on."""
-    together, vector_width = width // (4 * LANES) * 4 * LANES, width // LANES * LANES
+def _sum_feature_rows(
+    features,
+    channels,
+    entries,
+    cells,
+    index_bits,
+    first_entry,
+    end_entry,
+    first_channel,
+    channel_count,
+    sums_out,
+    sums_start,
+):
+    """Write sums over the rows of entries [first_entry, end_entry), per channel, from ``sums_out[sums_start]`` on."""
+    together, vector_width = channel_count // (4 * LANES) * 4 * LANES, channel_count // LANES * LANES
     for c in range(0, together, 4 * LANES):  # four sums at once, as each waits for its last addition
-        start = _read_entry_index(entries, cells, index_bits, first_entry) * channels + c0 + c
+        start = _read_entry_index(entries, cells, index_bits, first_entry) * channels + first_channel + c
         w, x = load(features, start), load(features, start + LANES)
         y, z = load(features, start + 2 * LANES), load(features, start + 3 * LANES)
-        for at in range(first_entry + 1, end):
-            start = _read_entry_index(entries, cells, index_bits, at) * channels + c0 + c
+        for at in range(first_entry + 1, end_entry):
+            start = _read_entry_index(entries, cells, index_bits, at) * channels + first_channel + c
             w, x = w + load(features, start), x + load(features, start + LANES)
             y, z = y + load(features, start + 2 * LANES), z + load(features, start + 3 * LANES)
-        store(sums_out, to + c, w)
-        store(sums_out, to + c + LANES, x)
-        store(sums_out, to + c + 2 * LANES, y)
-        store(sums_out, to + c + 3 * LANES, z)
+        store(sums_out, sums_start + c, w)
+        store(sums_out, sums_start + c + LANES, x)
+        store(sums_out, sums_start + c + 2 * LANES, y)
+        store(sums_out, sums_start + c + 3 * LANES, z)
     for c in range(together, vector_width, LANES):
-        total = load(features, _read_entry_index(entries, cells, index_bits, first_entry) * channels + c0 + c)
-        for at in range(first_entry + 1, end):
-            total = total + load(features, _read_entry_index(entries, cells, index_bits, at) * channels + c0 + c)
-        store(sums_out, to + c, total)
-    for c in range(vector_width, width):
-        value = features[_read_entry_index(entries, cells, index_bits, first_entry) * channels + c0 + c]
-        for at in range(first_entry + 1, end):
-            value += features[_read_entry_index(entries, cells, index_bits, at) * channels + c0 + c]
-        sums_out[to + c] = value
+        total = load(
+            features, _read_entry_index(entries, cells, index_bits, first_entry) * channels + first_channel + c
+        )
+        for at in range(first_entry + 1, end_entry):
+            total = total + load(
+                features, _read_entry_index(entries, cells, index_bits, at) * channels + first_channel + c
+            )
+        store(sums_out, sums_start + c, total)
+    for c in range(vector_width, channel_count):
+        value = features[_read_entry_index(entries, cells, index_bits, first_entry) * channels + first_channel + c]
+        for at in range(first_entry + 1, end_entry):
+            value += features[_read_entry_index(entries, cells, index_bits, at) * channels + first_channel + c]
+        sums_out[sums_start + c] = value
 
 
 @_jit
-def _sum_cell_buckets_and_advance_cursors(
+def _sum_cell_buckets_advancing_to_next_cell(
     features,
     channels,
     row_offsets,
@@ -118,33 +180,48 @@ def _sum_cell_buckets_and_advance_cursors(
     cells,
     index_bits,
     cell_count,
-    k,
-    top,
-    count,
+    current_cell,
+    first_row,
+    row_count,
     cursors,
     next_cells,
-    c0,
-    width,
+    first_channel,
+    channel_count,
     sums_out,
     pitch,
     used_rows_out,
 ):
-    """Sum the inputs of the rows' buckets of cell k, channels from c0 on. Returns buckets and the next cell in use."""
+    """Sum the inputs of the rows' buckets of ``current_cell``, from ``first_channel`` on.
+
+    Return the number of buckets and the next cell in use.
+    """
     n = 0
     following = cell_count
-    for r in range(count):
-        if next_cells[r] == k:
+    for r in range(row_count):
+        if next_cells[r] == current_cell:
             start = cursors[r]
-            end = row_offsets[top + r + 1]
+            end = row_offsets[first_row + r + 1]
             at = start + 1
             next_cells[r] = cell_count
             while at < end:
                 cell = _read_entry_cell(entries, cells, index_bits, at)
-                if cell != k:
+                if cell != current_cell:
                     next_cells[r] = cell
                     break
                 at += 1
-            _sum_feature_rows(features, channels, entries, cells, index_bits, start, at, c0, width, sums_out, n * pitch)
+            _sum_feature_rows(
+                features,
+                channels,
+                entries,
+                cells,
+                index_bits,
+                start,
+                at,
+                first_channel,
+                channel_count,
+                sums_out,
+                n * pitch,
+            )
             cursors[r] = at
             used_rows_out[n] = r
             n += 1
@@ -188,7 +265,7 @@ def convolve_row_tiles(
                 row_offsets, entries, cells, index_bits, cell_count, top, count, cursor, upcoming
             )
             while k < cell_count:
-                n, following = _sum_cell_buckets_and_advance_cursors(
+                n, following = _sum_cell_buckets_advancing_to_next_cell(
                     flat, channels, row_offsets, entries, cells, index_bits, cell_count, k, top, count, cursor,
                     upcoming, g * inputs, inputs, sums, inputs, used,
                 )  # fmt: skip
@@ -199,7 +276,7 @@ def convolve_row_tiles(
                 q = 0
                 while q < n:
                     row_count = min((n - q + 1) // 2 * 2, MOST)
-                    _multiply_panels(
+                    _accumulate_panel_products(
                         row_count,
                         inputs,
                         sums,
@@ -224,13 +301,13 @@ def convolve_row_tiles(
 
 @_jit
 def add_tile_outer_products(
-    features, grad, row_offsets, entries, cells, index_bits, cell_count, g, inputs, outputs, block, out, first, last
+    features, grad, row_offsets, entries, cells, index_bits, cell_count, group, inputs, outputs, block, out, first, last
 ):
     """Add tiles [first, last) to ``out`` [kernel][channels in, rounded up to 16][pitch], for one block of channels."""
     pitch = (outputs + LANES - 1) // LANES * LANES
     height = (inputs + LANES - 1) // LANES * LANES
-    c0 = g * inputs + block * BLOCK
-    c1 = min(c0 + BLOCK, (g + 1) * inputs)
+    c0 = group * inputs + block * BLOCK
+    c1 = min(c0 + BLOCK, (group + 1) * inputs)
     flat, channels = features.reshape(-1), features.shape[1]
     sums = np.zeros(TILE * BLOCK, np.float32)
     outer = np.zeros(TILE * pitch, np.float32)
@@ -244,12 +321,12 @@ def add_tile_outer_products(
         count = min(TILE, row_offsets.size - 1 - top)
         for r in range(count):
             for c in range(outputs):
-                outer[r * pitch + c] = grad[top + r, g * outputs + c]
+                outer[r * pitch + c] = grad[top + r, group * outputs + c]
         k = _set_cursors_and_find_first_cell(
             row_offsets, entries, cells, index_bits, cell_count, top, count, cursor, upcoming
         )
         while k < cell_count:
-            n, following = _sum_cell_buckets_and_advance_cursors(
+            n, following = _sum_cell_buckets_advancing_to_next_cell(
                 flat, channels, row_offsets, entries, cells, index_bits, cell_count, k, top, count, cursor, upcoming,
                 c0, c1 - c0, sums, BLOCK, used,
             )  # fmt: skip
@@ -257,14 +334,14 @@ def add_tile_outer_products(
                 used[q] *= pitch
             start = (k * height + block * BLOCK) * pitch
             for channel in range(0, min(BLOCK, height - block * BLOCK), SQUARE):
-                _multiply_panels(
+                _accumulate_panel_products(
                     SQUARE, n, sums, 1, BLOCK, outer, 0, pitch, used, nothing, out, start, row_starts, channel
                 )
             k = following
 
 
 @_jit
-def build_row_entries(
+def compute_and_write_sorted_row_entries(
     row_starts, indices, points, centers, grid, sides, index_bits, entries_out, cells_out, first, last
 ):
     """Write the sorted cells of the neighbours of centres [first, last)."""
@@ -288,29 +365,31 @@ def build_row_entries(
                 cell = cell * sides[axis] + min(max(steps, 0), sides[axis] - 1)
             keys[n] = (cell << 32) | j
         keys[:count].sort()
-        _write_sorted_entries(keys, count, index_bits, entries_out, cells_out, start)
+        _write_sorted_keys_as_entries(keys, count, index_bits, entries_out, cells_out, start)
 
 
 @_jit
-def _write_sorted_entries(keys, count, index_bits, entries_out, cells_out, start):
+def _write_sorted_keys_as_entries(keys, count, index_bits, entries_out, cells_out, start):
     for n in range(count):
         _write_entry(keys[n] & 0xFFFFFFFF, keys[n] >> 32, index_bits, entries_out, cells_out, start + n)
 
 
 @_jit
-def transpose_rows(row_offsets, entries, cells, index_bits, starts, entries_out, cells_out):
-    """Put every entry into the row of its index; ``starts`` then holds the rows' ends."""
+def scatter_entries_into_transposed_rows(
+    row_offsets, entries, cells, index_bits, next_positions, entries_out, cells_out
+):
+    """Put every entry into the row of its index; ``next_positions`` then holds the rows' ends."""
     for row in range(row_offsets.size - 1):
         for at in range(row_offsets[row], row_offsets[row + 1]):
             j = _read_entry_index(entries, cells, index_bits, at)
             k = _read_entry_cell(entries, cells, index_bits, at)
-            to = starts[j]
-            starts[j] = to + 1
+            to = next_positions[j]
+            next_positions[j] = to + 1
             _write_entry(row, k, index_bits, entries_out, cells_out, to)
 
 
 @_jit
-def sort_row_entries(row_offsets, entries, cells, index_bits, first, last):
+def sort_row_entries_inplace(row_offsets, entries, cells, index_bits, first, last):
     capacity = 0
     for row in range(first, last):
         capacity = max(capacity, row_offsets[row + 1] - row_offsets[row])
@@ -323,7 +402,7 @@ def sort_row_entries(row_offsets, entries, cells, index_bits, first, last):
                 entries, cells, index_bits, start + n
             )
         keys[:count].sort()
-        _write_sorted_entries(keys, count, index_bits, entries, cells, start)
+        _write_sorted_keys_as_entries(keys, count, index_bits, entries, cells, start)
 
 
 @_jit
@@ -347,11 +426,11 @@ ENTRY_POINTS = {
         add_tile_outer_products,
         (_floats, _floats, *_triplets, *[_i] * 5, _flat, _i, _i),
     ),
-    "build_row_entries": (
-        build_row_entries,
+    "compute_and_write_sorted_row_entries": (
+        compute_and_write_sorted_row_entries,
         (_long, _ids, _floats, _floats, types.float32, _long, _i, _words, _cells, _i, _i),
     ),
-    "transpose_rows": (transpose_rows, (*_triplets, _long, _words, _cells)),
-    "sort_row_entries": (sort_row_entries, (*_triplets, _i, _i)),
+    "scatter_entries_into_transposed_rows": (scatter_entries_into_transposed_rows, (*_triplets, _long, _words, _cells)),
+    "sort_row_entries_inplace": (sort_row_entries_inplace, (*_triplets, _i, _i)),
     "count_entries_per_index": (count_entries_per_index, (_words, _cells, _i, _long)),
 }

@@ -13,12 +13,12 @@ from fullfield._kernels.numba_cache import cpu_has_feature
 from fullfield._kernels.simd import (
     LANES,
     VECTOR,
-    build_pointer,
     create_index_constant,
-    emit_load,
+    emit_array_pointer,
     emit_splat,
-    emit_store,
     emit_switch,
+    emit_unaligned_load,
+    emit_unaligned_store,
 )
 
 _FLAGS = ("contract", "nsz")
@@ -37,10 +37,10 @@ def _build_accumulate_products_intrinsic(vectors: int, widths: tuple[int, ...]) 
         b: Any, bi: Any, offsets: Any, out: Any, oi: Any, places: Any, p: Any,
     ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            left, right, target = (build_pointer(context, builder, sig, args, which) for which in (2, 6, 9))
+            left, right, target = (emit_array_pointer(context, builder, sig, args, which) for which in (2, 6, 9))
             steps, rows = (
-                build_pointer(context, builder, sig, args, 8, create_index_constant(0)),
-                build_pointer(context, builder, sig, args, 11),
+                emit_array_pointer(context, builder, sig, args, 8, create_index_constant(0)),
+                emit_array_pointer(context, builder, sig, args, 11),
             )
             row_step, depth_step = args[4], args[5]
 
@@ -51,12 +51,12 @@ def _build_accumulate_products_intrinsic(vectors: int, widths: tuple[int, ...]) 
                     for v in range(vectors):
                         homes.append(builder.gep(home, [create_index_constant(v * LANES)]))
                         cells.append(cgutils.alloca_once(builder, VECTOR))
-                        builder.store(emit_load(builder, homes[-1]), cells[-1])
+                        builder.store(emit_unaligned_load(builder, homes[-1]), cells[-1])
                 starts = [builder.gep(left, [builder.mul(row_step, create_index_constant(r))]) for r in range(width)]
                 with cgutils.for_range(builder, args[1]) as loop:
                     operand = builder.gep(right, [builder.load(builder.gep(steps, [loop.index]))])
                     across = [
-                        emit_load(builder, builder.gep(operand, [create_index_constant(v * LANES)]))
+                        emit_unaligned_load(builder, builder.gep(operand, [create_index_constant(v * LANES)]))
                         for v in range(vectors)
                     ]
                     along = builder.mul(loop.index, depth_step)
@@ -67,7 +67,7 @@ def _build_accumulate_products_intrinsic(vectors: int, widths: tuple[int, ...]) 
                             product = builder.fmul(value, across[v], flags=_FLAGS)
                             builder.store(builder.fadd(product, builder.load(cell), flags=_FLAGS), cell)
                 for home, cell in zip(homes, cells, strict=True):
-                    emit_store(builder, builder.load(cell), home)
+                    emit_unaligned_store(builder, builder.load(cell), home)
 
             emit_switch(builder, args[0], widths, emit)
             return context.get_dummy_value()

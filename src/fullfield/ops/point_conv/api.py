@@ -17,7 +17,7 @@ from fullfield import _check
 from fullfield.ops._launching import is_eager, refuse_forward_mode
 from fullfield.ops._operators import get_apply_without_functorch, needs_gradient, register_operator_for_torch_func
 from fullfield.ops.point_conv.geometry import PointGeometry
-from fullfield.ops.point_conv.protocol import CONVOLUTIONS, ConvRequest, check_conv
+from fullfield.ops.point_conv.protocol import CONVOLUTIONS, ConvRequest, check_conv_arguments
 from fullfield.ops.point_conv.triplets import Triplets
 from fullfield.ops.point_norm import cuda as layer_norm
 from fullfield.ops.point_norm import point_norm
@@ -126,11 +126,23 @@ def transpose_weight(weight: Tensor, groups: int, mirrored: bool) -> Tensor:
 
 
 def _convolve_adjoint(
-    grad: Tensor, weight: Tensor, forward: list[Tensor], backward: list[Tensor], mirrored: bool, *rest: Any
+    grad: Tensor,
+    weight: Tensor,
+    forward: list[Tensor],
+    backward: list[Tensor],
+    mirrored: bool,
+    *groups_and_backend: Any,
 ) -> Tensor:
     """Return the gradient of the features as a convolution, which can be differentiated again."""
     directions = (forward, backward) if mirrored else (backward, forward)
-    out: Tensor = _CONVOLVE(grad, transpose_weight(weight, rest[0], mirrored), None, *directions, mirrored, *rest)
+    out: Tensor = _CONVOLVE(
+        grad,
+        transpose_weight(weight, groups_and_backend[0], mirrored),
+        None,
+        *directions,
+        mirrored,
+        *groups_and_backend,
+    )
     return out
 
 
@@ -141,13 +153,13 @@ def _save_conv_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None
     ctx.count = (len(forward), len(backward))
 
 
-def _load_saved_tensors(ctx: Any) -> tuple[Tensor, Tensor, tuple[list[Tensor], list[Tensor]]]:
+def _load_two_tensors_and_directions(ctx: Any) -> tuple[Tensor, Tensor, tuple[list[Tensor], list[Tensor]]]:
     one, two, *rest = ctx.saved_tensors
     return one, two, (rest[: ctx.count[0]], rest[ctx.count[0] :])
 
 
 def _backpropagate_conv(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    features, weight, directions = _load_saved_tensors(ctx)
+    features, weight, directions = _load_two_tensors_and_directions(ctx)
     mirrored, groups, backend = ctx.options
     requested = ctx.needs_input_grad
     two = None
@@ -167,7 +179,7 @@ def _sum_rows_deterministically(rows: Tensor) -> Tensor:
     return total.to(rows.dtype)
 
 
-def _save_weight_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+def _save_weight_gradient_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     features, grad, forward, backward, mirrored, _, groups, backend = inputs
     ctx.save_for_backward(features, grad, *forward, *backward)
     ctx.options = (mirrored, groups, backend)
@@ -175,7 +187,7 @@ def _save_weight_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> No
 
 
 def _backpropagate_weight_gradient(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
-    features, grad, directions = _load_saved_tensors(ctx)
+    features, grad, directions = _load_two_tensors_and_directions(ctx)
     requested = ctx.needs_input_grad
     one = _convolve_adjoint(grad, grad_weight, *directions, *ctx.options) if requested[0] else None
     two = _CONVOLVE(features, grad_weight, None, *directions, *ctx.options) if requested[1] else None
@@ -192,7 +204,8 @@ _CONVOLVE = register_operator_for_torch_func(
 _WEIGHT = register_operator_for_torch_func(
     "point_conv_weight(Tensor features, Tensor grad, Tensor[] forward, Tensor[] backward, bool mirrored, "
     "SymInt cells, int groups, str? backend) -> Tensor",
-    compute_weight_gradient, _compute_weight_gradient_fake, _save_weight_inputs, _backpropagate_weight_gradient,
+    compute_weight_gradient, _compute_weight_gradient_fake, _save_weight_gradient_inputs,
+    _backpropagate_weight_gradient,
 )  # fmt: skip
 
 
@@ -225,15 +238,18 @@ class _EagerPointConv(torch.autograd.Function):
 _apply = get_apply_without_functorch(_EagerPointConv)
 
 
-def convolve_points(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """Run ``fullfield::point_conv`` directly if possible; ``rest``: both directions, mirrored, groups, backend."""
+def convolve_points(features: Tensor, weight: Tensor, bias: Tensor | None, *directions_and_options: Any) -> Tensor:
+    """Run ``fullfield::point_conv`` directly if possible.
+
+    ``directions_and_options``: both directions, mirrored, groups, backend.
+    """
     if not is_eager(features, weight, bias):
         refuse_forward_mode(features=features, weight=weight, bias=bias)
-        out: Tensor = _CONVOLVE(features, weight, bias, *rest)
+        out: Tensor = _CONVOLVE(features, weight, bias, *directions_and_options)
         return out
     if needs_gradient(features, weight, bias):
-        return _apply(features, weight, bias, *rest)
-    return convolve_features(features, weight, bias, *rest)
+        return _apply(features, weight, bias, *directions_and_options)
+    return convolve_features(features, weight, bias, *directions_and_options)
 
 
 def explain_backends(
@@ -298,10 +314,12 @@ def point_conv(
         if features.dtype != torch.float64:
             features, weight = features.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-    check_conv(features, weight, bias, geometry.points, geometry.cells, device, groups)
+    check_conv_arguments(features, weight, bias, geometry.points, geometry.cells, device, groups)
     if torch.is_grad_enabled() and features.requires_grad:
         geometry.require_gradient()
-    return convolve_points(features, weight, bias, *geometry.list_directions(), geometry.mirrored, groups, backend)
+    return convolve_points(
+        features, weight, bias, *geometry.list_triplet_tensors_by_direction(), geometry.mirrored, groups, backend
+    )
 
 
 def point_conv_layer_norm(
@@ -324,14 +342,14 @@ def point_conv_layer_norm(
         and not torch.is_autocast_enabled(features.device.type)
         and (residual is None or residual.shape == (geometry.centers, weight.shape[-1]))
     ):
-        check_conv(features, weight, None, geometry.points, geometry.cells, geometry.device, groups)
+        check_conv_arguments(features, weight, None, geometry.points, geometry.cells, geometry.device, groups)
         if scale.shape == shift.shape == weight.shape[2:] and 0 < weight.shape[2] <= layer_norm.MAX_CHANNELS:
             residual = None if residual is None else residual.contiguous()
             if needs_gradient(features, weight, scale, shift, residual):
                 if features.requires_grad:
                     geometry.require_gradient()
                 return _apply_both(features, weight, scale, shift, residual, geometry, groups, backend, eps, relu)
-            rest = (*geometry.list_directions(), geometry.mirrored, groups, backend)
+            rest = (*geometry.list_triplet_tensors_by_direction(), geometry.mirrored, groups, backend)
             return layer_norm.normalize_forward(
                 convolve_features(features, weight, None, *rest), scale, shift, residual, eps, relu
             )
@@ -374,7 +392,7 @@ class _ConvNorm(torch.autograd.Function):
             request = request._replace(precision=torch.get_float32_matmul_precision())
         nothing = (None,) * 5  # for arguments that are no tensors
         if torch.is_grad_enabled():  # for gradients of the gradient: step by step
-            rest = (*geometry.list_directions(), geometry.mirrored, request.groups, ctx.backend)
+            rest = (*geometry.list_triplet_tensors_by_direction(), geometry.mirrored, request.groups, ctx.backend)
 
             def recompute(features: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
                 return point_norm(convolve_points(features, weight, None, *rest), scale, shift, "layer", ctx.eps)

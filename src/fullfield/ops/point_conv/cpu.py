@@ -15,7 +15,12 @@ from torch import Tensor
 from fullfield._kernels.numba_cache import KernelModule, explain_missing_numba
 from fullfield._kernels.threads import run_task_on_ranges
 from fullfield.ops.point_conv.protocol import ConvRequest
-from fullfield.ops.point_conv.triplets import Triplets, convert_counts_to_offsets, count_index_bits, is_packed
+from fullfield.ops.point_conv.triplets import (
+    Triplets,
+    can_pack_index_and_cell,
+    convert_counts_to_offsets,
+    count_index_bits,
+)
 
 LANES = 16
 # The weight gradient is summed in so many segments of rows at most, of no fewer tiles, in no more bytes.
@@ -39,11 +44,11 @@ def explain_triplets_unsupported(device: torch.device) -> str | None:
 _kernels = KernelModule(f"{__package__}._cpu_kernels", "point convolution kernels")
 
 
-def _run_on_ranges(item_count: int, grain: int, range_task: Any) -> None:
-    run_task_on_ranges(item_count, grain, torch.get_num_threads(), range_task)
+def _run_range_task_in_threads(item_count: int, min_range_items: int, range_task: Any) -> None:
+    run_task_on_ranges(item_count, min_range_items, torch.get_num_threads(), range_task)
 
 
-def _as_float_array(tensor: Tensor) -> NDArray[np.float32]:
+def _convert_to_float32_array(tensor: Tensor) -> NDArray[np.float32]:
     array: NDArray[np.float32] = tensor.detach().to(torch.float32).contiguous().numpy()
     return array
 
@@ -53,7 +58,7 @@ def _get_arrays_and_index_bits(triplets: Triplets, cells: int) -> tuple[Any, Any
     return rows, entries.view(np.uint32), side_cells, count_index_bits(cells)
 
 
-def _choose_joined_groups(request: ConvRequest) -> tuple[int, int]:
+def _choose_joined_group_count_and_size(request: ConvRequest) -> tuple[int, int]:
     """Return the number of groups, and how many of the request's form one: enough to fill a vector."""
     each = request.channels[1] // request.groups
     joined = 1
@@ -62,7 +67,7 @@ def _choose_joined_groups(request: ConvRequest) -> tuple[int, int]:
     return request.groups // joined, joined
 
 
-def _join_groups(weight: Tensor, groups: int, joined: int) -> Tensor:
+def _join_weight_groups_with_zeros(weight: Tensor, groups: int, joined: int) -> Tensor:
     """Convert [K, Cin / g, Cout] of g = groups * joined to [groups, K, joined inputs, joined outputs]."""
     cells, inputs, outputs = weight.shape
     split = weight.detach().to(torch.float32).view(cells, inputs, groups, joined, outputs // (groups * joined))
@@ -72,7 +77,7 @@ def _join_groups(weight: Tensor, groups: int, joined: int) -> Tensor:
     return out.view(groups, cells, joined * inputs, -1)
 
 
-def _pack_weight(weight: Tensor) -> Tensor:
+def _pack_weight_into_panels(weight: Tensor) -> Tensor:
     """Return the weight flat, [groups, K, inputs, outputs], in the kernels' order."""
     from fullfield.ops.point_conv._cpu_simd import PANEL
 
@@ -93,13 +98,13 @@ def convolve_triplets(
     out = torch.empty(request.rows, outputs, dtype=torch.float32)
     if not request.rows or not outputs:
         return out.to(request.dtype)
-    groups, joined = _choose_joined_groups(request)
-    flat = _pack_weight(_join_groups(weight, groups, joined)).numpy()
-    added = _as_float_array(torch.zeros(outputs, dtype=torch.float32) if bias is None else bias)
-    arrays = (_as_float_array(features), flat, added, *_get_arrays_and_index_bits(triplets, request.cells))
+    groups, joined = _choose_joined_group_count_and_size(request)
+    flat = _pack_weight_into_panels(_join_weight_groups_with_zeros(weight, groups, joined)).numpy()
+    added = _convert_to_float32_array(torch.zeros(outputs, dtype=torch.float32) if bias is None else bias)
+    arrays = (_convert_to_float32_array(features), flat, added, *_get_arrays_and_index_bits(triplets, request.cells))
     sizes = (request.cells, groups, request.channels[0] // groups, outputs // groups)
     result = out.numpy()
-    _run_on_ranges(-(-request.rows // TILE), 1, lambda a, b: kernel(*arrays, *sizes, result, a, b))
+    _run_range_task_in_threads(-(-request.rows // TILE), 1, lambda a, b: kernel(*arrays, *sizes, result, a, b))
     return out.to(request.dtype)
 
 
@@ -108,7 +113,7 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     from fullfield.ops.point_conv._cpu_kernels import BLOCK, TILE
 
     kernel = _kernels().add_tile_outer_products
-    groups, joined = _choose_joined_groups(request)
+    groups, joined = _choose_joined_group_count_and_size(request)
     inputs, outputs = request.channels[0] // groups, request.channels[1] // groups
     height, pitch = -(-inputs // LANES) * LANES, -(-outputs // LANES) * LANES
     tiles = -(-request.rows // TILE)
@@ -116,8 +121,8 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     segments = max(1, min(_SEGMENTS, tiles // _SEGMENT_TILES, _SEGMENT_BYTES // max(output_bytes, 1)))
     sums = torch.zeros(segments, groups, request.cells, height, pitch, dtype=torch.float32)
     arrays = (
-        _as_float_array(features),
-        _as_float_array(grad),
+        _convert_to_float32_array(features),
+        _convert_to_float32_array(grad),
         *_get_arrays_and_index_bits(triplets, request.cells),
         request.cells,
     )
@@ -130,7 +135,7 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
             kernel(*arrays, g, inputs, outputs, block, sums[segment, g].view(-1).numpy(), *ends)
 
     if sums.numel():
-        _run_on_ranges(segments * groups * blocks, 1, add_row_range)
+        _run_range_task_in_threads(segments * groups * blocks, 1, add_row_range)
     total = sums.sum(0)[:, :, :inputs, :outputs]
     split = total.reshape(groups, request.cells, joined, inputs // joined, joined, outputs // joined)
     own = torch.stack([split[:, :, group, :, group] for group in range(joined)], dim=1)
@@ -145,7 +150,7 @@ def build_triplets(
     kernel_size: tuple[int, int, int],
 ) -> Triplets:
     """Return the triplets of neighbours: each with its kernel cell."""
-    kernel = _kernels().build_row_entries
+    kernel = _kernels().compute_and_write_sorted_row_entries
     rows, indices = neighbors
     count = kernel_size[0] * kernel_size[1] * kernel_size[2]
     triplets = _allocate_triplets(rows.contiguous(), points.shape[0], indices.numel(), count)
@@ -153,12 +158,14 @@ def build_triplets(
     arguments = (
         triplets.rows.numpy(),
         indices.contiguous().numpy(),
-        _as_float_array(points),
-        _as_float_array(centers),
+        _convert_to_float32_array(points),
+        _convert_to_float32_array(centers),
         np.float32(grid),
     )
     sides = np.array(kernel_size, np.int64)
-    _run_on_ranges(rows.numel() - 1, 256, lambda a, b: kernel(*arguments, sides, bits, entries, cells, a, b))
+    _run_range_task_in_threads(
+        rows.numel() - 1, 256, lambda a, b: kernel(*arguments, sides, bits, entries, cells, a, b)
+    )
     return triplets
 
 
@@ -170,11 +177,13 @@ def transpose_triplets(triplets: Triplets, columns: int, cells: int) -> Triplets
     kernels.count_entries_per_index(entries, cell_array, bits, counts.numpy())
     out = _allocate_triplets(convert_counts_to_offsets(counts), len(rows) - 1, len(entries), cells)
     others = _get_arrays_and_index_bits(out, cells)
-    kernels.transpose_rows(rows, entries, cell_array, bits, out.rows[:-1].clone().numpy(), *others[1:3])
-    _run_on_ranges(columns, 256, lambda a, b: kernels.sort_row_entries(*others, a, b))
+    kernels.scatter_entries_into_transposed_rows(
+        rows, entries, cell_array, bits, out.rows[:-1].clone().numpy(), *others[1:3]
+    )
+    _run_range_task_in_threads(columns, 256, lambda a, b: kernels.sort_row_entries_inplace(*others, a, b))
     return out
 
 
-def _allocate_triplets(rows: Tensor, columns: int, entries: int, cells: int) -> Triplets:
-    cell_count = 0 if is_packed(columns, cells) else entries
-    return Triplets(rows, torch.empty(entries, dtype=torch.int32), torch.empty(cell_count, dtype=torch.uint8))
+def _allocate_triplets(rows: Tensor, column_count: int, entry_count: int, cells: int) -> Triplets:
+    cell_count = 0 if can_pack_index_and_cell(column_count, cells) else entry_count
+    return Triplets(rows, torch.empty(entry_count, dtype=torch.int32), torch.empty(cell_count, dtype=torch.uint8))

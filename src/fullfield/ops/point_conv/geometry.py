@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.neighbors.api import MAX_NEIGHBORS, run_radius_searches, search_knn_in_clouds
+from fullfield.ops.neighbors.api import MAX_NEIGHBORS, run_radius_searches, search_knn_in_validated_clouds
 from fullfield.ops.neighbors.ragged import (
     Cloud,
-    center_and_convert_clouds_to_float32,
     check_and_build_cloud,
     check_and_build_cloud_pair,
     check_distance,
     check_not_meta_or_fake,
+    convert_clouds_to_float32_centering_float64,
 )
 from fullfield.ops.point_conv import protocol, reference
-from fullfield.ops.point_conv.protocol import TranspositionRequest, TripletRequest, expand_kernel_size
+from fullfield.ops.point_conv.protocol import TranspositionRequest, TripletRequest, check_and_expand_kernel_size
 from fullfield.ops.point_conv.triplets import (
     Triplets,
     convert_counts_to_offsets,
@@ -79,7 +79,7 @@ class PointGeometry:
         index, cell = unpack_indices_and_cells(self.forward, self.cells)
         return expand_row_offsets(self.forward.rows), index, cell
 
-    def list_directions(self) -> tuple[list[Tensor], list[Tensor]]:
+    def list_triplet_tensors_by_direction(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the triplets of both directions as the registered operators take them."""
         if self.mirrored:
             return list(self.forward), list(self.forward)
@@ -101,9 +101,9 @@ class PointGeometry:
         return replace(self, forward=Triplets(*(t.to(target) for t in self.forward)), backward=backward)
 
 
-def kernel_radius(grid: float, kernel_size: int | Sequence[int] = 3) -> float:
+def compute_kernel_radius(grid: float, kernel_size: int | Sequence[int] = 3) -> float:
     """Return the radius of the ball with the volume of the kernel's box: 1.86, 3.10, 4.34 grid for sides 3, 5, 7."""
-    sides = expand_kernel_size(kernel_size)
+    sides = check_and_expand_kernel_size(kernel_size)
     return float(grid * math.pow(3.0 * math.prod(sides) / (4.0 * math.pi), 1.0 / 3.0))
 
 
@@ -130,7 +130,7 @@ def radius_geometry(
         grid: side of a kernel cell, in the unit of the coordinates.
         kernel_size: cells along x, y, z, 1 to 8, or one number for all.
         centers: coordinates of the centres; None is the points.
-        radius: by default :func:`kernel_radius`.
+        radius: by default :func:`compute_kernel_radius`.
         offsets: index of the first point of each cloud, and the number of points; None is one cloud.
         center_offsets: the same for the centres.
         gradient: whether the gradient of features will be requested. It takes memory unless the centres are the points
@@ -140,11 +140,11 @@ def radius_geometry(
         InputError: if coordinates are not finite, grid or radius are not from 1e-18 to 1e18, or offsets do not fit.
     """
     check_distance(grid, "grid")
-    sides = expand_kernel_size(kernel_size)
-    search_radius = kernel_radius(grid, sides) if radius is None else radius
+    sides = check_and_expand_kernel_size(kernel_size)
+    search_radius = compute_kernel_radius(grid, sides) if radius is None else radius
     check_distance(search_radius, "radius")
     clouds = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
-    (geometry,) = radius_geometries([RadiusRequest(*clouds, float(grid), sides, float(search_radius), gradient)])
+    (geometry,) = build_radius_geometries([RadiusRequest(*clouds, float(grid), sides, float(search_radius), gradient)])
     return geometry
 
 
@@ -159,11 +159,11 @@ class RadiusRequest(NamedTuple):
     gradient: bool
 
 
-def radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
+def build_radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
     """Compute :func:`radius_geometry` of each; GPUs wait once for all and make a dozen launches."""
     if not requests:
         return []
-    pairs = [center_and_convert_clouds_to_float32(r.points, r.centers) for r in requests]
+    pairs = [convert_clouds_to_float32_centering_float64(r.points, r.centers) for r in requests]
     every = run_radius_searches(
         [(r.points, r.centers, pair, r.radius) for r, pair in zip(requests, pairs, strict=True)]
     )
@@ -171,13 +171,15 @@ def radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
         TripletRequest(neighbors, *pair, r.grid, r.sides)
         for r, pair, neighbors in zip(requests, pairs, every, strict=True)
     ]
-    triplets = _build_requested_triplets(assemblies)
+    triplets = _build_triplets_overwriting_neighbors(assemblies)
     del every, assemblies  # before the other direction takes its memory
     directions = [
-        _GeometrySettings(r.points, r.centers, r.sides, r.centers is r.points and _has_odd_sides(r.sides), r.gradient)
+        _GeometrySettings(
+            r.points, r.centers, r.sides, r.centers is r.points and _has_only_odd_sides(r.sides), r.gradient
+        )
         for r in requests
     ]
-    return _build_geometries(triplets, directions)
+    return _build_geometries_and_transpose_if_needed(triplets, directions)
 
 
 def knn_geometry(
@@ -193,13 +195,13 @@ def knn_geometry(
 ) -> PointGeometry:
     """Return the geometry in which every centre reads its ``k`` nearest points; else as :func:`radius_geometry`."""
     check_distance(grid, "grid")
-    sides = expand_kernel_size(kernel_size)
+    sides = check_and_expand_kernel_size(kernel_size)
     _check.check_number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
     clouds = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
-    pair = center_and_convert_clouds_to_float32(*clouds)
-    neighbors = search_knn_in_clouds(*clouds, pair, int(k))
-    triplets = _build_requested_triplets([TripletRequest(neighbors, *pair, float(grid), sides)])
-    return _build_geometries(triplets, [_GeometrySettings(*clouds, sides, False, gradient)])[0]
+    pair = convert_clouds_to_float32_centering_float64(*clouds)
+    neighbors = search_knn_in_validated_clouds(*clouds, pair, int(k))
+    triplets = _build_triplets_overwriting_neighbors([TripletRequest(neighbors, *pair, float(grid), sides)])
+    return _build_geometries_and_transpose_if_needed(triplets, [_GeometrySettings(*clouds, sides, False, gradient)])[0]
 
 
 def voxel_geometry(
@@ -221,11 +223,12 @@ def voxel_geometry(
         InputError: as :func:`radius_geometry`, and if voxels are so small that their numbers exceed 62 bits.
     """
     _check.check_number(grid, "grid", above=0.0)
-    sides = expand_kernel_size(kernel_size)
+    sides = check_and_expand_kernel_size(kernel_size)
     cloud, center_cloud = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
     triplets = _build_voxel_triplets(cloud, center_cloud, float(grid), sides)
-    return _build_geometries(
-        [triplets], [_GeometrySettings(cloud, center_cloud, sides, centers is None and _has_odd_sides(sides), gradient)]
+    return _build_geometries_and_transpose_if_needed(
+        [triplets],
+        [_GeometrySettings(cloud, center_cloud, sides, centers is None and _has_only_odd_sides(sides), gradient)],
     )[0]
 
 
@@ -245,7 +248,7 @@ def triplet_geometry(
     Raises:
         InputError: for a number out of range, or a pair (i, j) that comes twice.
     """
-    sides = expand_kernel_size(kernel_size)
+    sides = check_and_expand_kernel_size(kernel_size)
     _check.require(len(sizes) == 2, "sizes", "two, of centres and of points", repr(sizes))
     for size in sizes:
         _check.check_number(size, "sizes", integer=True, low=0)
@@ -267,10 +270,12 @@ def triplet_geometry(
         for rows, count, name in ((offsets, sizes[1], "offsets"), (center_offsets, sizes[0], "center_offsets"))
     ]
     triplets = reference.sort_and_pack_triplets(columns[0], columns[1], columns[2], sizes, limits[2])
-    return _build_geometries([triplets], [_GeometrySettings(clouds[0], clouds[1], sides, False, gradient)])[0]
+    return _build_geometries_and_transpose_if_needed(
+        [triplets], [_GeometrySettings(clouds[0], clouds[1], sides, False, gradient)]
+    )[0]
 
 
-def geometry_from_sorted_triplets(
+def build_geometry_from_sorted_triplets(
     points: Tensor,  # [N, 3]
     offsets: Tensor,  # [B + 1] int64, on the CPU
     triplets: Triplets,
@@ -280,7 +285,9 @@ def geometry_from_sorted_triplets(
 ) -> PointGeometry:
     """Return the geometry of triplets whose points are also centres, sorted by centre and cell; unchecked."""
     cloud = Cloud(points, offsets)
-    return _build_geometries([triplets], [_GeometrySettings(cloud, cloud, kernel_size, False, gradient)])[0]
+    return _build_geometries_and_transpose_if_needed(
+        [triplets], [_GeometrySettings(cloud, cloud, kernel_size, False, gradient)]
+    )[0]
 
 
 def _check_or_build_offsets(offsets: Tensor | None, point_count: int, name: str) -> Tensor:
@@ -289,7 +296,7 @@ def _check_or_build_offsets(offsets: Tensor | None, point_count: int, name: str)
     return check_and_build_cloud(stand_in, offsets, "points", name).offsets
 
 
-def _has_odd_sides(sides: tuple[int, int, int]) -> bool:
+def _has_only_odd_sides(sides: tuple[int, int, int]) -> bool:
     return all(side % 2 == 1 for side in sides)
 
 
@@ -309,21 +316,23 @@ class _GeometrySettings(NamedTuple):
     gradient: bool
 
 
-def _build_requested_triplets(requests: Sequence[TripletRequest]) -> list[Triplets]:
+def _build_triplets_overwriting_neighbors(requests: Sequence[TripletRequest]) -> list[Triplets]:
     """Return the triplets of several requests; their neighbours may be overwritten."""
-    build: Any = protocol.choose_triplet_backend(requests[0].points.device)
+    build: Any = protocol.choose_triplet_backend_module(requests[0].points.device)
     if hasattr(build, "build_all_triplets"):
         triplets: list[Triplets] = build.build_all_triplets(requests)
         return triplets
     return [build.build_triplets(*one) for one in requests]
 
 
-def _build_geometries(triplets: Sequence[Triplets], directions: Sequence[_GeometrySettings]) -> list[PointGeometry]:
+def _build_geometries_and_transpose_if_needed(
+    triplets: Sequence[Triplets], settings: Sequence[_GeometrySettings]
+) -> list[PointGeometry]:
     """Return the geometry, with the rows of the other side if they are requested."""
-    counts = [int(direction.points.offsets[-1]) for direction in directions]
-    indices = [n for n, direction in enumerate(directions) if direction.gradient and not direction.mirrored]
-    transpositions = [TranspositionRequest(triplets[n], counts[n], math.prod(directions[n].sides)) for n in indices]
-    build: Any = protocol.choose_triplet_backend(triplets[0].rows.device)
+    counts = [int(setting.points.offsets[-1]) for setting in settings]
+    indices = [n for n, setting in enumerate(settings) if setting.gradient and not setting.mirrored]
+    transpositions = [TranspositionRequest(triplets[n], counts[n], math.prod(settings[n].sides)) for n in indices]
+    build: Any = protocol.choose_triplet_backend_module(triplets[0].rows.device)
     several = hasattr(build, "transpose_all_triplets") and bool(transpositions)
     transposed = (
         build.transpose_all_triplets(transpositions)
@@ -335,13 +344,13 @@ def _build_geometries(triplets: Sequence[Triplets], directions: Sequence[_Geomet
         PointGeometry(
             forward,
             backward.get(n),
-            direction.mirrored,
-            direction.sides,
+            setting.mirrored,
+            setting.sides,
             counts[n],
-            direction.points.offsets,
-            direction.centers.offsets,
+            setting.points.offsets,
+            setting.centers.offsets,
         )
-        for n, (forward, direction) in enumerate(zip(triplets, directions, strict=True))
+        for n, (forward, setting) in enumerate(zip(triplets, settings, strict=True))
     ]
 
 

@@ -20,7 +20,7 @@ from fullfield.ops.point_conv.protocol import check_feature_rows
 from fullfield.ops.point_conv.triplets import (
     Triplets,
     expand_row_offsets,
-    group_rows_into_chunks,
+    list_row_and_entry_chunk_bounds,
     unpack_indices_and_cells,
 )
 
@@ -53,7 +53,7 @@ def point_pool(
     refuse_forward_mode(features=features)
     if torch.is_grad_enabled() and features.requires_grad:
         geometry.require_gradient()
-    directions = (*geometry.list_directions(), geometry.cells)
+    directions = (*geometry.list_triplet_tensors_by_direction(), geometry.cells)
     out: Tensor
     if mode == "max":
         if is_eager(features):
@@ -84,7 +84,7 @@ def _sum_features_per_center(
     if is_usable_or_warn_missing("point_pool", "cuda", kernels.explain_unsupported(features)):
         return kernels.sum_features_per_row(features, triplets, cell_count)
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
-    for first, last, start, end in group_rows_into_chunks(triplets.rows, _count_entries_per_chunk(features)):
+    for first, last, start, end in list_row_and_entry_chunk_bounds(triplets.rows, _count_entries_per_chunk(features)):
         index, _ = unpack_indices_and_cells(triplets, cell_count, start, end)
         bounds = triplets.rows[first : last + 1] - start
         gathered = features.index_select(0, index)
@@ -105,11 +105,11 @@ def _compute_maxima_and_winners_per_center(
     """Return the maxima and the points that they come from, int32, −1 for none."""
     triplets = Triplets(*forward_triplets)
     if is_usable_or_warn_missing("point_pool", "cuda", kernels.explain_unsupported(features)):
-        return kernels.max_features_per_row(features, triplets, cell_count)
+        return kernels.compute_row_maxima_and_winners(features, triplets, cell_count)
     shape = (triplets.rows.numel() - 1, features.shape[1])
     out, winners = features.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
     nowhere = 2**31 - 1
-    for first, last, start, end in group_rows_into_chunks(triplets.rows, _count_entries_per_chunk(features)):
+    for first, last, start, end in list_row_and_entry_chunk_bounds(triplets.rows, _count_entries_per_chunk(features)):
         if start == end:
             continue
         index, _ = unpack_indices_and_cells(triplets, cell_count, start, end)
@@ -138,7 +138,7 @@ def _backpropagate_max(grad: Tensor, winners: Tensor, backward_triplets: list[Te
     if is_usable_or_warn_missing("point_pool", "cuda", kernels.explain_unsupported(grad)):
         return kernels.backpropagate_max(grad, winners, triplets, cell_count)
     out = grad.new_empty(triplets.rows.numel() - 1, grad.shape[1])
-    for first, last, start, end in group_rows_into_chunks(triplets.rows, _count_entries_per_chunk(grad)):
+    for first, last, start, end in list_row_and_entry_chunk_bounds(triplets.rows, _count_entries_per_chunk(grad)):
         index, _ = unpack_indices_and_cells(triplets, cell_count, start, end)
         rows = triplets.rows[first : last + 1] - start
         point = expand_row_offsets(rows)[:, None] + first
@@ -151,7 +151,7 @@ def _backpropagate_max_fake(grad: Tensor, winners: Tensor, backward_triplets: li
     return grad.new_empty(backward_triplets[0].shape[0] - 1, grad.shape[1])
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _save_triplets_and_any_winners(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     _, forward, backward, cell_count = inputs
     winners = [output[1]] if isinstance(output, tuple) else []
     ctx.save_for_backward(*forward, *backward, *winners)
@@ -172,7 +172,7 @@ def _compute_max_gradient(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     return grads, [None] * ctx.count[0], [None] * ctx.count[1], None
 
 
-def _save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+def _save_winners_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
     ctx.save_for_backward(inputs[1])
     ctx.count = len(inputs[2])
 
@@ -186,16 +186,16 @@ def _differentiate_max_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 _SUM = register_operator_for_torch_func(
     "point_sum(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> Tensor",
-    _sum_features_per_center, _sum_features_per_center_fake, _save_for_backward, _compute_sum_gradient,
+    _sum_features_per_center, _sum_features_per_center_fake, _save_triplets_and_any_winners, _compute_sum_gradient,
 )  # fmt: skip
 _MAX = register_operator_for_torch_func(
     "point_max(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> (Tensor out, Tensor winners)",
     _compute_maxima_and_winners_per_center, _compute_maxima_and_winners_per_center_fake,
-    _save_for_backward, _compute_max_gradient,
+    _save_triplets_and_any_winners, _compute_max_gradient,
 )  # fmt: skip
 _COLLECT = register_operator_for_torch_func(
     "point_max_backward(Tensor grad, Tensor winners, Tensor[] backward, int cells) -> Tensor",
-    _backpropagate_max, _backpropagate_max_fake, _save_for_double_backward, _differentiate_max_gradient,
+    _backpropagate_max, _backpropagate_max_fake, _save_winners_for_double_backward, _differentiate_max_gradient,
 )  # fmt: skip
 
 

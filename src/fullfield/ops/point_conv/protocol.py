@@ -88,7 +88,7 @@ class ConvRequest(NamedTuple):
 MAX_CELLS_PER_AXIS = 8  # so that a cell has nine bits
 
 
-def expand_kernel_size(kernel_size: int | Sequence[int]) -> tuple[int, int, int]:
+def check_and_expand_kernel_size(kernel_size: int | Sequence[int]) -> tuple[int, int, int]:
     """Return a kernel size, one number or one per axis, as three numbers."""
     sides = list(kernel_size) if isinstance(kernel_size, Iterable) else [kernel_size] * 3
     _check.require(len(sides) == 3, "kernel_size", "an integer or three", repr(kernel_size))
@@ -97,7 +97,7 @@ def expand_kernel_size(kernel_size: int | Sequence[int]) -> tuple[int, int, int]
     return (int(sides[0]), int(sides[1]), int(sides[2]))
 
 
-def check_conv(
+def check_conv_arguments(
     features: Tensor, weight: Tensor, bias: Tensor | None, points: int, cells: int, device: torch.device, groups: int
 ) -> None:
     """Check the arguments; cheap and traceable with symbolic sizes if they fit, else ``_check`` words the error."""
@@ -157,6 +157,6 @@ CONVOLUTIONS = Backends("point_conv", f"{__package__}.", BACKENDS)
 _BUILDERS = _TripletBackends("point_conv", f"{__package__}.", BACKENDS)
 
 
-def choose_triplet_backend(device: torch.device) -> Any:
+def choose_triplet_backend_module(device: torch.device) -> Any:
     """Return the backend that builds triplets on ``device``; the reference can on any."""
     return _BUILDERS.load(_BUILDERS.choose(None, device))

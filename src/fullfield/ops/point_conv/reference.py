@@ -14,7 +14,7 @@ from fullfield.ops.point_conv.triplets import (
     Triplets,
     convert_counts_to_offsets,
     expand_row_offsets,
-    group_rows_into_chunks,
+    list_row_and_entry_chunk_bounds,
     pack_triplets,
     unpack_indices_and_cells,
 )
@@ -35,9 +35,9 @@ def explain_triplets_unsupported(device: torch.device) -> str | None:  # noqa: A
     return None
 
 
-def _group_rows_into_chunks(request: ConvRequest, row_offsets: Tensor) -> list[tuple[int, int, int, int]]:
+def _list_row_and_entry_chunk_bounds(request: ConvRequest, row_offsets: Tensor) -> list[tuple[int, int, int, int]]:
     width = (sum(request.channels) + 4) * request.accumulate_dtype.itemsize
-    return group_rows_into_chunks(row_offsets, CHUNK_BYTES // width)
+    return list_row_and_entry_chunk_bounds(row_offsets, CHUNK_BYTES // width)
 
 
 def _group_positions_by_cell(cells: Tensor, cell_count: int) -> list[tuple[int, Tensor]]:
@@ -59,7 +59,7 @@ def convolve_triplets(
     """Multiply and add over the triplets of each row; the result is [rows, outputs]."""
     exact, groups = request.accumulate_dtype, request.groups
     out = features.new_empty(request.rows, request.channels[1])
-    for first, last, start, end in _group_rows_into_chunks(request, triplets.rows):
+    for first, last, start, end in _list_row_and_entry_chunk_bounds(request, triplets.rows):
         index, cell = unpack_indices_and_cells(triplets, request.cells, start, end)
         products = features.new_empty((end - start, request.channels[1]), dtype=exact)
         for k, at in _group_positions_by_cell(cell, request.cells):
@@ -77,7 +77,7 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     exact, groups = request.accumulate_dtype, request.groups
     shape = (request.cells, groups, request.channels[0] // groups, request.channels[1] // groups)
     out = features.new_zeros(shape, dtype=exact)
-    for first, last, start, end in _group_rows_into_chunks(request, triplets.rows):
+    for first, last, start, end in _list_row_and_entry_chunk_bounds(request, triplets.rows):
         index, cell = unpack_indices_and_cells(triplets, request.cells, start, end)
         row = expand_row_offsets(triplets.rows[first : last + 1] - start) + first
         for k, at in _group_positions_by_cell(cell, request.cells):

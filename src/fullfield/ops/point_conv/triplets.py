@@ -26,14 +26,14 @@ def count_index_bits(cell_count: int) -> int:
     return min(31, 32 - (cell_count - 1).bit_length())
 
 
-def is_packed(column_count: int, cell_count: int) -> bool:
+def can_pack_index_and_cell(column_count: int, cell_count: int) -> bool:
     """Return whether a word holds a cell and an index below ``column_count``."""
     return column_count <= 1 << count_index_bits(cell_count)
 
 
 def pack_triplets(row_offsets: Tensor, index: Tensor, cell: Tensor, column_count: int, cell_count: int) -> Triplets:
     """Pack int64 indices and cells that are already sorted."""
-    if is_packed(column_count, cell_count):
+    if can_pack_index_and_cell(column_count, cell_count):
         entries = (cell << count_index_bits(cell_count) | index).to(torch.int32)
         return Triplets(row_offsets, entries, torch.empty(0, dtype=torch.uint8, device=row_offsets.device))
     return Triplets(row_offsets, (cell >> 8 << 31 | index).to(torch.int32), (cell & 0xFF).to(torch.uint8))
@@ -60,7 +60,7 @@ def convert_counts_to_offsets(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def group_rows_into_chunks(row_offsets: Tensor, entries_per_chunk: int) -> list[tuple[int, int, int, int]]:
+def list_row_and_entry_chunk_bounds(row_offsets: Tensor, entries_per_chunk: int) -> list[tuple[int, int, int, int]]:
     """Return (first row, last, first entry, last) of chunks of about that many entries; a row is never cut."""
     count, step = row_offsets.numel() - 1, max(1, entries_per_chunk)
     marks = torch.arange(step, int(row_offsets[-1]) + step, step, device=row_offsets.device)

@@ -60,7 +60,7 @@ def point_norm(
         is_valid = is_valid and residual.shape == shape and residual.dtype == features.dtype
         is_valid = is_valid and residual.device == features.device
     if not is_valid or kind != "layer":
-        _check_norm(features, weight, bias, kind, sizes, running, residual)
+        _check_norm_arguments(features, weight, bias, kind, sizes, running, residual)
     fast = kind == "layer" and is_eager(features, weight, bias, residual)
     if not fast or not is_usable_or_warn_missing(
         "point_norm", "cuda", cuda.explain_unsupported(features, weight, bias, residual)
@@ -73,7 +73,7 @@ def point_norm(
     return cuda.normalize_forward(features, weight, bias, residual, eps, relu)
 
 
-def _check_norm(
+def _check_norm_arguments(
     features: Tensor,
     weight: Tensor,
     bias: Tensor,

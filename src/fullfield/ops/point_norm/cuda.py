@@ -61,7 +61,7 @@ def generate_norm_source(
     )
 
 
-def _load_kernels_for_rows(x: Tensor, weight: Tensor, *addresses: int | None) -> LoadedKernels:
+def _load_kernels_for_row_alignment(x: Tensor, weight: Tensor, *addresses: int | None) -> LoadedKernels:
     """Return the kernels for rows at these addresses."""
     together = x.data_ptr() | x.shape[1] * x.itemsize
     for at in addresses:
@@ -81,7 +81,7 @@ def normalize_forward(
     p.weight, p.bias = weight.data_ptr(), bias.data_ptr()
     (p.rows, p.channels), p.relu, p.eps = x.shape, relu, eps
     blocks = min(-(-p.rows * 4 // _THREADS), 4 * _BLOCKS)
-    _load_kernels_for_rows(x, weight, p.out, p.residual).launch("layer_forward", blocks, _THREADS, p)
+    _load_kernels_for_row_alignment(x, weight, p.out, p.residual).launch("layer_forward", blocks, _THREADS, p)
     return out
 
 
@@ -104,7 +104,7 @@ def normalize_backward(
     p.chunks = -(-p.rows // p.chunk)
     partial = x.new_empty((p.chunks, 2, p.channels), dtype=torch.float32)
     p.partial = partial.data_ptr()
-    kernels = _load_kernels_for_rows(x, weight, p.y, p.grad, p.out, p.grad_residual)
+    kernels = _load_kernels_for_row_alignment(x, weight, p.y, p.grad, p.out, p.grad_residual)
     kernels.launch("layer_backward", p.chunks, _THREADS, p)
     kernels.launch("add_chunks", -(-2 * p.channels // 32), 256, p)
     return out, grad_weight, grad_bias, grad if wants_residual and not relu else grad_residual

@@ -10,21 +10,25 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import create_helper_jit, create_jit, find_cache_folder
+from fullfield._kernels.numba_cache import (
+    create_helper_jit_decorator,
+    create_jit_decorator,
+    find_or_create_numba_cache_folder,
+)
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import (
-    build_sorting_exchange,
-    compute_reciprocal_above,
+    build_pair_sorting_intrinsic,
+    compute_reciprocal_above_else_zero,
     create_lane_numbers,
     floor,
-    is_within,
+    get_ones_where_within,
     load,
     maximum,
     minimum,
     splat,
     sqrt,
     store,
-    store_int32,
+    store_truncated_int32,
     sum_weighted_quarters,
 )
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
@@ -43,9 +47,9 @@ PANEL = 512
 _SKEW = 16
 _FLOOR = np.float32(GRADIENT_FLOOR)
 
-CACHE = find_cache_folder(__file__, _simd_file, _config_file)
-_jit = create_jit(CACHE)
-_helper = create_helper_jit(CACHE)
+CACHE = find_or_create_numba_cache_folder(__file__, _simd_file, _config_file)
+_jit = create_jit_decorator(CACHE)
+_helper = create_helper_jit_decorator(CACHE)
 
 
 @_helper
@@ -310,15 +314,15 @@ def _locate_targets_and_mark_inside(u, v, x, y, right, low, weights_out, corners
     zero = splat(np.float32(0.0))
     px = splat(np.float32(x)) + create_lane_numbers() + u
     py = splat(np.float32(y)) + v
-    inside = is_within(px, zero, right) * is_within(py, zero, low)
+    inside = get_ones_where_within(px, zero, right) * get_ones_where_within(py, zero, low)
     px = minimum(maximum(px, zero), right)
     py = minimum(maximum(py, zero), low)
     ix = floor(px)
     iy = floor(py)
     _store_cubic_weights(weights_out, 0, px - ix)
     _store_cubic_weights(weights_out, 64, py - iy)
-    store_int32(corners_out, 0, ix)
-    store_int32(corners_out, 16, iy)
+    store_truncated_int32(corners_out, 0, ix)
+    store_truncated_int32(corners_out, 16, iy)
     return inside
 
 
@@ -374,7 +378,7 @@ def linearise_residual_rows(
             store(planes, i + GX * plane_size, gx16)
             store(planes, i + GY * plane_size, gy16)
             store(planes, i + RHO * plane_size, inside * (difference - (gx16 * u + gy16 * v)))
-            store(planes, i + INV * plane_size, compute_reciprocal_above(gx16 * gx16 + gy16 * gy16, floor_))
+            store(planes, i + INV * plane_size, compute_reciprocal_above_else_zero(gx16 * gx16 + gy16 * gy16, floor_))
 
 
 @_jit
@@ -414,12 +418,12 @@ def resample_rows(
             target_out[out + x] = value
 
 
-_sort3 = build_sorting_exchange((0, 1), (1, 2), (0, 1), returned_positions=(0, 1, 2))
-_sort5 = build_sorting_exchange(
+_sort3 = build_pair_sorting_intrinsic((0, 1), (1, 2), (0, 1), returned_positions=(0, 1, 2))
+_sort5 = build_pair_sorting_intrinsic(
     (0, 1), (3, 4), (2, 4), (2, 3), (0, 3), (0, 2), (1, 4), (1, 3), (1, 2), returned_positions=(0, 1, 2, 3, 4)
 )
 # Of so many values all but the smallest and the largest.
-_inner8 = build_sorting_exchange(
+_inner8 = build_pair_sorting_intrinsic(
     (0, 1),
     (2, 3),
     (4, 5),
@@ -432,14 +436,14 @@ _inner8 = build_sorting_exchange(
     (3, 7),
     returned_positions=(2, 1, 4, 3, 6, 5),
 )
-_inner7 = build_sorting_exchange(
+_inner7 = build_pair_sorting_intrinsic(
     (0, 1), (2, 3), (4, 5), (0, 2), (0, 4), (0, 6), (1, 3), (3, 5), (5, 6), returned_positions=(2, 1, 4, 3, 5)
 )
-_inner6 = build_sorting_exchange(
+_inner6 = build_pair_sorting_intrinsic(
     (0, 1), (2, 3), (4, 5), (0, 2), (0, 4), (1, 3), (3, 5), returned_positions=(2, 1, 4, 3)
 )
-_inner5 = build_sorting_exchange((0, 1), (2, 3), (0, 2), (0, 4), (1, 3), (3, 4), returned_positions=(2, 1, 3))
-_inner4 = build_sorting_exchange((0, 1), (2, 3), (0, 2), (1, 3), returned_positions=(2, 1))
+_inner5 = build_pair_sorting_intrinsic((0, 1), (2, 3), (0, 2), (0, 4), (1, 3), (3, 4), returned_positions=(2, 1, 3))
+_inner4 = build_pair_sorting_intrinsic((0, 1), (2, 3), (0, 2), (1, 3), returned_positions=(2, 1))
 
 
 @_helper

@@ -5,9 +5,22 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import create_helper_jit, create_jit, find_cache_folder
+from fullfield._kernels.numba_cache import (
+    create_helper_jit_decorator,
+    create_jit_decorator,
+    find_or_create_numba_cache_folder,
+)
 from fullfield._kernels.simd import __file__ as _simd_file
-from fullfield._kernels.simd import approximate_rsqrt, is_any_above_zero, is_within, load, maximum, splat, sqrt, store
+from fullfield._kernels.simd import (
+    approximate_rsqrt,
+    get_ones_where_within,
+    is_any_lane_above_zero,
+    load,
+    maximum,
+    splat,
+    sqrt,
+    store,
+)
 from fullfield.ops.tvl1._cpu_kernels import (
     B1,
     B2,
@@ -40,9 +53,9 @@ AX, AY, AXX, AXY, AYY, COUPLING, FU, FV, FIT = range(12, 21)
 PLANES = 21
 SPAN = 2 * RADIUS + 1
 
-CACHE = find_cache_folder(__file__, _simd_file, _shared_file, _config_file)
-_jit = create_jit(CACHE)
-_helper = create_helper_jit(CACHE)
+CACHE = find_or_create_numba_cache_folder(__file__, _simd_file, _shared_file, _config_file)
+_jit = create_jit_decorator(CACHE)
+_helper = create_helper_jit_decorator(CACHE)
 
 
 @_jit
@@ -157,7 +170,7 @@ def _mark_columns_near_flow_jumps(jumps, pitch, width, first, last, threshold, a
         largest = zero
         for dx in range(-RADIUS, RADIUS + 1):
             largest = maximum(largest, load(jumps, line + x + dx))
-        store(active_out, x, one - is_within(largest, low, limit))
+        store(active_out, x, one - get_ones_where_within(largest, low, limit))
 
 
 @_jit
@@ -208,7 +221,7 @@ def filter_by_weighted_median_rows(
             is_active = load(active, x)
             u = load(planes, i)
             v = load(planes, i + plane_size)
-            if not is_any_above_zero(is_active):
+            if not is_any_lane_above_zero(is_active):
                 store(flow_out, i, u)
                 store(flow_out, i + plane_size, v)
                 continue

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels import numba_cache
-from fullfield._kernels.threads import run_tasks, split_into_row_ranges
+from fullfield._kernels.threads import run_tasks_and_wait, split_into_row_ranges
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.frames import (
     Float32TapTable,
@@ -137,7 +137,7 @@ class CpuSolver:
         return torch.from_numpy(np.stack(flow_planes))
 
     def _run_kernel_over_row_strips(self, height: int, kernel: Callable[[int, int], None]) -> None:
-        run_tasks(
+        run_tasks_and_wait(
             [partial(kernel, top, bottom) for top, bottom in split_into_row_ranges(height, self._threads)],
             self._threads,
         )
@@ -230,8 +230,8 @@ class CpuSolver:
             k.iterate_strip(*size, top, bottom, *rule)
 
         strips = split_into_row_ranges(level.height, self._threads, min_rows=2 * iterations + 2)
-        run_tasks([partial(iterate_row_strip, top, bottom) for top, bottom in strips], self._threads)
-        run_tasks([partial(k.iterate_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
+        run_tasks_and_wait([partial(iterate_row_strip, top, bottom) for top, bottom in strips], self._threads)
+        run_tasks_and_wait([partial(k.iterate_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
     def _filter_flow_into_scratch(self, level: _LevelLayout) -> None:
         """Write the median of the flow into the scratch planes."""

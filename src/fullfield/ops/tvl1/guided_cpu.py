@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fullfield._kernels import Missing, numba_cache
-from fullfield._kernels.threads import run_tasks, split_into_row_ranges
+from fullfield._kernels.threads import run_tasks_and_wait, split_into_row_ranges
 from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cpu import _allocate_aligned_zeros, _LevelLayout
 from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel, compute_mean_misfits
@@ -94,7 +94,7 @@ class CpuRefiner:
 
     def _run_kernel_over_row_strips(self, kernel: Callable[[int, int], None], strips_per_thread: int = 1) -> None:
         strips = split_into_row_ranges(self._height, strips_per_thread * self._threads)
-        run_tasks([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
+        run_tasks_and_wait([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
 
     def _write_pair_to_buffers(
         self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane
@@ -141,11 +141,11 @@ class CpuRefiner:
         size = (self._state, level.size, level.pitch, self._height, self._width)
         rule = (iterations, self._k.GUIDED, (np.float32(1 / step), np.float32(0.25 / step), np.float32(0)))
         strips = split_into_row_ranges(self._height, self._threads, min_rows=2 * iterations + 2)
-        run_tasks(
+        run_tasks_and_wait(
             [partial(self._k.iterate_strip, *size, top, bottom, *rule) for top, bottom in strips],
             self._threads,
         )
-        run_tasks([partial(self._k.iterate_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
+        run_tasks_and_wait([partial(self._k.iterate_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
     def _filter_flow_inplace(self, kernel: Callable[[Plane, int, int], None]) -> None:
         """Filter the flow into the scratch planes, and put it back."""

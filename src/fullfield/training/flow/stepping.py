@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._kernels.cache_folder import log_warning_or_print
+from fullfield._kernels.cache_folder import log_warning_or_print_unless_quiet
 from fullfield.ops import _launching
 from fullfield.training.checkpoint import DivergedError, list_non_finite_tensors
 from fullfield.training.flow.batch import FlowBatch
@@ -286,10 +286,12 @@ class TrainingStepper:
             return
         self._compiled = True
         mode = self.training.compile
-        log_warning_or_print(f"compiling the network (torch.compile, {mode}); this may take a minute, or longer ...")
+        log_warning_or_print_unless_quiet(
+            f"compiling the network (torch.compile, {mode}); this may take a minute, or longer ..."
+        )
         start = time.perf_counter()
         yield
-        log_warning_or_print(f"compiled in {time.perf_counter() - start:.1f} s")
+        log_warning_or_print_unless_quiet(f"compiled in {time.perf_counter() - start:.1f} s")
 
     @torch.no_grad()
     def _clip_and_update_weights_unless(self, is_bad: Tensor, norm: Tensor, learning_rate: float) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, encode_tensor_map, get_graph_capture_id
+from fullfield._kernels.nvrtc import LibraryCache, get_graph_capture_id_or_zero, write_tensor_map_to_address
 from fullfield.ops._launching import parse_structures
 from fullfield.ops.correlation.cuda.config import KernelConfig
 from fullfield.ops.correlation.protocol import LookupRequest
@@ -28,7 +28,7 @@ Params, GradientParams, CoordsParams, MapSource, PrepareParams = map(
 def find_current_capture_id(stream: int) -> int:
     """Return the graph that captures ``stream``, the current one; 0 if none does, as for the default stream."""
     capturing = stream and torch._C._cuda_isCurrentStreamCapturing()  # type: ignore[attr-defined, unused-ignore]
-    return get_graph_capture_id(stream) if capturing else 0
+    return get_graph_capture_id_or_zero(stream) if capturing else 0
 
 
 def compute_level_offsets(request: LookupRequest, config: KernelConfig) -> list[int]:
@@ -87,7 +87,9 @@ def encode_tensor_maps(
             for index, chunk in enumerate(chunk_widths):
                 position = address + 128 * (level * len(chunk_widths) + index)
                 shape = (row_length, width, height, batch)
-                encode_tensor_map(position, data_address + 2 * offset, shape, (64, chunk, columns // chunk, 1))
+                write_tensor_map_to_address(
+                    position, data_address + 2 * offset, shape, (64, chunk, columns // chunk, 1)
+                )
         offset += batch * height * width * row_length
     return buffer, address
 

@@ -36,14 +36,14 @@ def explain_unsupported(device: torch.device) -> str | None:
     return _launching.explain_unsupported_device(device)
 
 
-def _read_sources(*files: Path) -> str:
+def _read_headers_and_sources(*files: Path) -> str:
     return _launching.read_source(_launching.HALVES, _FOLDER / "clouds.cuh", *files)
 
 
 @functools.cache
 def generate_radius_search_source() -> KernelSource:
     """Return the source of the radius search."""
-    text = _read_sources(_launching.BATCHES, _launching.SORT_ROWS, _FOLDER / "radius.cu")
+    text = _read_headers_and_sources(_launching.BATCHES, _launching.SORT_ROWS, _FOLDER / "radius.cu")
     return KernelSource.with_macros(text, KEY="unsigned", ROOM=_SHARED_KEYS)
 
 
@@ -51,13 +51,13 @@ def generate_radius_search_source() -> KernelSource:
 def generate_tree_search_source(k: int) -> KernelSource:
     """Return the source of the search of at most ``k`` nearest neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
-    return KernelSource.with_macros(_read_sources(_launching.WARPS, _FOLDER / "knn.cu"), SLOTS=slots)
+    return KernelSource.with_macros(_read_headers_and_sources(_launching.WARPS, _FOLDER / "knn.cu"), SLOTS=slots)
 
 
 @functools.cache
 def generate_downsampling_source() -> KernelSource:
     """Return the source of the grid downsampling."""
-    return KernelSource(_read_sources(_launching.BATCHES, _FOLDER / "thin.cu"))
+    return KernelSource(_read_headers_and_sources(_launching.BATCHES, _FOLDER / "thin.cu"))
 
 
 def _count_table_slots(count: int) -> int:
@@ -65,7 +65,7 @@ def _count_table_slots(count: int) -> int:
     return min(_MAX_SLOTS, max(64, 1 << (2 * count - 1).bit_length()))
 
 
-def _copy_offsets_if_several_clouds(offsets: Tensor, device: torch.device) -> Tensor | None:
+def _copy_offsets_or_none_if_single_cloud(offsets: Tensor, device: torch.device) -> Tensor | None:
     """Return the offsets on the device; None for a single cloud."""
     return offsets.to(device) if offsets.numel() > 2 else None
 
@@ -82,7 +82,7 @@ class _CellTables:
         self._numbers: dict[tuple[object, ...], int] = {}
         self.params: list[Any] = []
 
-    def add_table_and_get_number(self, search: Search, params: Any) -> int:
+    def find_or_add_table_number(self, search: Search, params: Any) -> int:
         """Return the number of the table that a search reads; its first search's parameters define it."""
         points, _, offsets, _, radius = search
         key = (points.data_ptr(), points.shape[0], id(offsets), radius)
@@ -135,7 +135,7 @@ class _RadiusSearchLaunch:
             self._fill_search_params(p, search)
             p.sort = sort_indices
             p.rows, p.total = self.rows[number].data_ptr(), self.totals.data_ptr() + 8 * number
-            numbers.append(tables.add_table_and_get_number(search, p))
+            numbers.append(tables.find_or_add_table_number(search, p))
         filled = tables.allocate_and_fill_tables(self.kernels, like, len(query_counts) + sum(sum_counts))
         self._arguments.append(filled)
         word = filled[0].data_ptr()
@@ -151,8 +151,8 @@ class _RadiusSearchLaunch:
     def _fill_search_params(self, p: Any, search: Search) -> None:
         points, queries, offsets, query_offsets, radius = search
         own = queries is points
-        clouds = _copy_offsets_if_several_clouds(offsets, points.device)
-        queried = clouds if own else _copy_offsets_if_several_clouds(query_offsets, points.device)
+        clouds = _copy_offsets_or_none_if_single_cloud(offsets, points.device)
+        queried = clouds if own else _copy_offsets_or_none_if_single_cloud(query_offsets, points.device)
         arguments = (points, queries, clouds, queried)
         self._arguments.append(arguments)
         p.points, p.queries, p.offsets, p.query_offsets = map(get_address, arguments)
@@ -160,7 +160,7 @@ class _RadiusSearchLaunch:
         p.inverse, p.mask = 1.0 / (radius * _MARGIN), _count_table_slots(points.shape[0]) - 1
         p.limit = ctypes.c_float(radius).value ** 2
 
-    def allocate_and_write_indices(self, totals: Sequence[int]) -> list[Neighbors]:
+    def write_indices_and_get_neighbors(self, totals: Sequence[int]) -> list[Neighbors]:
         """Write the indices of so many pairs."""
         indices = [self.like.new_empty(total, dtype=torch.int32) for total in totals]
         for number, row in enumerate(indices):
@@ -174,7 +174,7 @@ def run_radius_searches(searches: Sequence[Search], *, sort_indices: bool = True
     results: list[Neighbors] = []
     for start in range(0, len(searches), _launching.MAX_PROBLEMS):
         some = _RadiusSearchLaunch(searches[start : start + _launching.MAX_PROBLEMS], sort_indices)
-        results += some.allocate_and_write_indices(some.totals.tolist())
+        results += some.write_indices_and_get_neighbors(some.totals.tolist())
     return results
 
 
@@ -207,8 +207,8 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     if not total:
         return Neighbors(rows, indices)
     own = queries is points
-    clouds = _copy_offsets_if_several_clouds(offsets, points.device)
-    queried = clouds if own else _copy_offsets_if_several_clouds(query_offsets, points.device)
+    clouds = _copy_offsets_or_none_if_single_cloud(offsets, points.device)
+    queried = clouds if own else _copy_offsets_or_none_if_single_cloud(query_offsets, points.device)
     p = _Tree()
     start, level = 0, count
     while p.levels == 0 or level > _BRANCHES:
@@ -255,7 +255,7 @@ def downsample_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[float, 
     point_slots = points.new_empty(count, dtype=torch.int32)
     sum_count, size = _count_sum_blocks(count), len(cells) * (batches + 1) + 1
     counters = points.new_zeros(size + len(cells) * (1 + sum_count), dtype=torch.int64)
-    clouds = _copy_offsets_if_several_clouds(cloud.offsets, points.device)
+    clouds = _copy_offsets_or_none_if_single_cloud(cloud.offsets, points.device)
     p = _Thin()
     p.points, p.offsets, p.slots, p.nearest = map(get_address, (points, clouds, point_slots, table))
     p.owners, p.winners = p.nearest + 8 * slots, p.nearest + 12 * slots

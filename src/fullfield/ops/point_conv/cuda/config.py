@@ -83,7 +83,7 @@ class GroupChannels:
         return -(-self.outputs // 8) * 8
 
 
-def choose_operands(request: ConvRequest, has_cells: bool) -> OperandFormat:
+def choose_operand_format(request: ConvRequest, has_cells: bool) -> OperandFormat:
     """Return the operands' form for a request."""
     exact = request.dtype == torch.float32
     bf16 = request.dtype == torch.bfloat16 or (exact and request.precision == "medium")
@@ -100,7 +100,7 @@ def replace_bfloat16_by_float32(request: ConvRequest) -> ConvRequest:
     return request
 
 
-def join_and_pad_channels(request: ConvRequest) -> GroupChannels:
+def join_small_channel_groups(request: ConvRequest) -> GroupChannels:
     """Return the channels of the kernels' groups, which may join several of the request's."""
     inputs, outputs = (count // request.groups for count in request.channels)
     joined = 1
@@ -172,7 +172,7 @@ class MultiplyVariant(_Forward):
         flags = {"WGMMA": 0, "KEEPS": 0, "DEPTH": 1, "COLUMNS": self.columns, "TILES": self.tiles}
         flags |= {"RESIDENT": int(self.resident), "THREADS": self.threads, "BLOCKS": self.blocks}
         flags |= {"SLAB_PARTS": self.slab_parts, "CELL_PARTS": self.cell_parts}
-        return _read_sources("multiply.cuh", "multiply.cu"), flags
+        return _read_headers_and_sources("multiply.cuh", "multiply.cu"), flags
 
 
 @dataclass(frozen=True)
@@ -215,17 +215,19 @@ class HopperMultiplyVariant(_Forward):
         flags = {"WGMMA": 1, "KEEPS": int(self.whole), "COLUMNS": self.columns, "DEPTH": self.depth}
         flags |= {"CHUNKED": int(self.slabs > self.depth), "GROUPS": self.groups, "STAGES": self.stages}
         flags |= {"REGISTERS": self.registers, "LISTING": self.listing, "SLOTS": self.slots}
-        return _read_sources("multiply.cuh") + product + read_source(BARRIERS, _FOLDER / "multiply_hopper.cu"), flags
+        return _read_headers_and_sources("multiply.cuh") + product + read_source(
+            BARRIERS, _FOLDER / "multiply_hopper.cu"
+        ), flags
 
 
-def _read_sources(*names: str) -> str:
+def _read_headers_and_sources(*names: str) -> str:
     shared = (HALVES, VALUES, PRODUCTS, COPIES, WARPS, _FOLDER / "common.cuh")
     return read_source(*shared, *(_FOLDER / name for name in names))
 
 
-def _count_units_per_multiprocessor(request: ConvRequest, device: GpuProperties) -> int:
+def _count_row_units_per_multiprocessor(request: ConvRequest, device: GpuProperties) -> int:
     """Return the units of 32 rows and a block of outputs per multiprocessor."""
-    channels = join_and_pad_channels(request)
+    channels = join_small_channel_groups(request)
     blocks = channels.groups * -(-channels.outputs // _choose_block_channels(channels.outputs))
     return request.rows * blocks // (32 * device.processors)
 
@@ -236,7 +238,7 @@ def choose_hopper_multiply_if_faster(
     """Return the form with wgmma; None if it cannot be used or is slower: float32 in one part, few rows."""
     if not device.is_hopper or not (operands.code or operands.split):
         return None
-    channels = join_and_pad_channels(request)
+    channels = join_small_channel_groups(request)
     columns, slabs = _choose_block_channels(channels.outputs), -(-channels.inputs // 32)
     depth = 1 if slabs == 1 or not operands.code else 2
     slabs = -(-slabs // depth) * depth
@@ -260,14 +262,14 @@ def choose_multiply_variant(
     hopper = choose_hopper_multiply_if_faster(request, operands, device)
     if hopper is not None:
         return hopper
-    channels, units = join_and_pad_channels(request), _count_units_per_multiprocessor(request, device)
+    channels, units = join_small_channel_groups(request), _count_row_units_per_multiprocessor(request, device)
     columns, slabs = _choose_block_channels(channels.outputs), -(-channels.inputs // 32)
     tiles = 2 if operands.code and units >= 3 * _UNITS else 1
     needs_registers = operands.split and device.capability < 80  # products take two instructions, and more registers
     config = MultiplyVariant(columns, slabs, tiles, True, 384 if tiles == 2 else 256 if needs_registers else 512, 1)
     if units >= 12 * _UNITS and config.compute_shared_bytes(request.cells, operands.parts_per_value) <= device.shared:
         return config
-    slab_parts, cell_parts = _split_slabs_and_cells(request, operands, slabs, device)
+    slab_parts, cell_parts = _choose_slab_and_cell_divisors(request, operands, slabs, device)
     sharing = slab_parts * cell_parts
     if sharing == 1:
         return MultiplyVariant(columns, slabs, tiles, False, 128, 2 if needs_registers else 3)
@@ -275,11 +277,11 @@ def choose_multiply_variant(
     return MultiplyVariant(columns, slabs, 1, False, 32 * sharing, blocks, slab_parts, cell_parts)
 
 
-def _split_slabs_and_cells(
+def _choose_slab_and_cell_divisors(
     request: ConvRequest, operands: OperandFormat, slabs: int, device: GpuProperties
 ) -> tuple[int, int]:
     """Return the parts of the slabs and of the cells; warps share 16 rows if these are too few to fill the device."""
-    channels = join_and_pad_channels(request)
+    channels = join_small_channel_groups(request)
     tiles = -(-request.rows // 16) * channels.groups * -(-channels.outputs // _choose_block_channels(channels.outputs))
     max_parts, sharing = 16 if operands.code else 8, 1
     while sharing < max_parts and sharing * tiles < 16 * device.processors:
@@ -321,7 +323,7 @@ class OuterProductVariant(_Variant):
     def _get_text_and_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
         flags = {"CELLS": self.cells, "HALVES": self.halves, "THREADS": 32 * self.warps, "TILE": self.tile}
         flags |= {"WGMMA": 0, "INPUTS": self.inputs, "OUTPUTS": self.outputs, "BUFFERS": self.buffers}
-        return _read_sources("outer.cuh", "outer.cu"), flags
+        return _read_headers_and_sources("outer.cuh", "outer.cu"), flags
 
 
 @dataclass(frozen=True)
@@ -343,11 +345,15 @@ class HopperOuterProductVariant(_Variant):
         return 1024 + stages + 48 * (4 * 36 + 12 + 8) * 4
 
     def _get_text_and_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
-        text = _read_sources("outer.cuh") + _generate_wgmma_source(bf16) + read_source(_FOLDER / "outer_hopper.cu")
+        text = (
+            _read_headers_and_sources("outer.cuh")
+            + _generate_shared_operand_wgmma_source(bf16)
+            + read_source(_FOLDER / "outer_hopper.cu")
+        )
         return text, {"WGMMA": 1, "INPUTS": self.inputs, "OUTPUTS": self.outputs}
 
 
-def _generate_wgmma_source(bf16: bool) -> str:
+def _generate_shared_operand_wgmma_source(bf16: bool) -> str:
     """Return wgmma m64n192k16 with both operands in shared memory: 16 rows of 64 channels, swizzled by 128 bytes."""
     kind = "bf16" if bf16 else "f16"
     d = ", ".join(f"%{i}" for i in range(96))
@@ -371,7 +377,7 @@ def choose_hopper_outer_product_if_faster(
     """Return the form with wgmma; None if it cannot be used, or has too few rows or channels to fill the device."""
     if not device.is_hopper or not operands.code:
         return None
-    channels, outer = join_and_pad_channels(request), HopperOuterProductVariant()
+    channels, outer = join_small_channel_groups(request), HopperOuterProductVariant()
     if min(channels.inputs, channels.outputs) <= 32:
         return None
     blocks = channels.groups * -(-channels.inputs // 64) * -(-channels.outputs // 64) * -(-request.cells // outer.cells)
@@ -385,7 +391,7 @@ def choose_outer_product_variant(
     hopper = choose_hopper_outer_product_if_faster(request, operands, device)
     if hopper is not None:
         return hopper
-    channels = join_and_pad_channels(request)
+    channels = join_small_channel_groups(request)
     inputs, outputs = _choose_block_channels(channels.inputs), _choose_block_channels(channels.outputs)
     halves = 2 if inputs == 64 else 1
     buffers = 3 if operands.code else 1

@@ -18,9 +18,9 @@ from fullfield.ops.point_conv.cuda.config import (
     MultiplyVariant,
     OuterProductVariant,
     choose_multiply_variant,
-    choose_operands,
+    choose_operand_format,
     choose_outer_product_variant,
-    join_and_pad_channels,
+    join_small_channel_groups,
     replace_bfloat16_by_float32,
 )
 from fullfield.ops.point_conv.protocol import ConvRequest
@@ -59,8 +59,8 @@ class _MultiplyPlan(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _plan_multiply(device: GpuProperties, request: ConvRequest, has_cells: bool) -> _MultiplyPlan:
-    operands, channels = choose_operands(request, has_cells), join_and_pad_channels(request)
+def _plan_multiply_launches(device: GpuProperties, request: ConvRequest, has_cells: bool) -> _MultiplyPlan:
+    operands, channels = choose_operand_format(request, has_cells), join_small_channel_groups(request)
     config = choose_multiply_variant(request, operands, device)
     blocks = -(-channels.outputs // config.columns)
     columns = blocks * channels.groups
@@ -99,8 +99,8 @@ class _OuterPlan(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _plan_outer(device: GpuProperties, request: ConvRequest, has_cells: bool) -> _OuterPlan:
-    operands, channels = choose_operands(request, has_cells), join_and_pad_channels(request)
+def _plan_outer_product_launches(device: GpuProperties, request: ConvRequest, has_cells: bool) -> _OuterPlan:
+    operands, channels = choose_operand_format(request, has_cells), join_small_channel_groups(request)
     config = choose_outer_product_variant(request, operands, device)
     input_blocks = -(-channels.inputs // (config.inputs * config.halves)) * config.halves
     output_blocks = -(-channels.outputs // config.outputs)
@@ -119,7 +119,7 @@ def _plan_outer(device: GpuProperties, request: ConvRequest, has_cells: bool) ->
     )  # fmt: skip
 
 
-def _round_row_count(request: ConvRequest) -> ConvRequest:
+def _round_request_for_plan_cache(request: ConvRequest) -> ConvRequest:
     """Return one request for all requests with about as many rows, in steps of an eighth or less."""
     device, dtype, channels, groups, cells, rows, _, _, precision = request
     step = max(0, rows.bit_length() - 4)
@@ -136,7 +136,7 @@ def _compute_max_magnitudes(kernels: LoadedKernels, device: GpuProperties, value
     return largest
 
 
-def _copy_rows_to_padded_groups(values: Tensor, groups: int, padded: int) -> Tensor:
+def _pad_and_align_groups_if_needed(values: Tensor, groups: int, padded: int) -> Tensor:
     """Return rows of groups of ``padded`` channels at multiples of 16 bytes, copied if they are not."""
     rows, channels = values.shape
     if channels == groups * padded:
@@ -163,7 +163,7 @@ def convolve_triplets(
             convolve_triplets(widened, features.float(), weight.float(), widened_bias, triplets, transposed)
         )
     rows, entries, cells = triplets
-    plan = _plan_multiply(device, _round_row_count(request), cells.numel() > 0)
+    plan = _plan_multiply_launches(device, _round_request_for_plan_cache(request), cells.numel() > 0)
     kernels = _launching.load_kernels(LIBRARIES, plan.source, device.index)
     magnitude = _compute_max_magnitudes(kernels, device, (features, weight)) if plan.is_scaled else None
     buffer = features.new_empty((plan.buffer_bytes,), dtype=torch.uint8)
@@ -173,7 +173,7 @@ def convolve_triplets(
     if magnitude is not None:
         p.magnitude = magnitude.data_ptr() + 4
     kernels.launch("pack", plan.pack_blocks, 256, p)
-    aligned = _copy_rows_to_padded_groups(features, plan.groups, plan.padded)
+    aligned = _pad_and_align_groups_if_needed(features, plan.groups, plan.padded)
     main = _Multiply.from_buffer_copy(plan.main)
     t = main.triplets
     t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), cells.data_ptr(), request.rows
@@ -195,19 +195,21 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     if not device.multiplies_bfloat16 and request != (widened := replace_bfloat16_by_float32(request)):
         return out.copy_(sum_outer_products(widened, features.float(), grad.float(), triplets))
     rows, entries, cells = triplets
-    plan = _plan_outer(device, _round_row_count(request), cells.numel() > 0)
+    plan = _plan_outer_product_launches(device, _round_request_for_plan_cache(request), cells.numel() > 0)
     kernels = _launching.load_kernels(LIBRARIES, plan.source, device.index)
     magnitude = _compute_max_magnitudes(kernels, device, (features, grad)) if plan.is_scaled else None
     config, columns, cell_blocks = plan.config, plan.columns, plan.cell_blocks
-    segments, slots, segment_size = _split_into_segments(request, columns, cell_blocks, config, device)
+    segments, slots, segment_size = _choose_segment_and_slot_counts_and_size(
+        request, columns, cell_blocks, config, device
+    )
     shares = features.new_empty((slots * segment_size,), dtype=torch.float32)
     turns = None
     if segments > slots:
         turns = features.new_zeros((12 * slots * columns * cell_blocks + 1,), dtype=torch.int32)
     groups, inputs, outputs = plan.channels.groups, plan.channels.padded_inputs, plan.channels.padded_outputs
     aligned, aligned_grad = (
-        _copy_rows_to_padded_groups(features, groups, inputs),
-        _copy_rows_to_padded_groups(grad, groups, outputs),
+        _pad_and_align_groups_if_needed(features, groups, inputs),
+        _pad_and_align_groups_if_needed(grad, groups, outputs),
     )
     main = _Outer.from_buffer_copy(plan.main)
     t = main.triplets
@@ -223,7 +225,7 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     return out
 
 
-def _split_into_segments(
+def _choose_segment_and_slot_counts_and_size(
     request: ConvRequest,
     columns: int,
     cell_blocks: int,

@@ -35,7 +35,9 @@ def generate_pooling_source(dtype: torch.dtype, has_cells: bool) -> KernelSource
     return KernelSource.with_macros(text, IN=_CODES[dtype], BESIDE=has_cells)
 
 
-def _launch_pool(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets, cells: int) -> Tensor:
+def _launch_pooling_and_get_output(
+    kernel_name: str, features: Tensor, winners: Tensor | None, triplets: Triplets, cells: int
+) -> Tensor:
     features = features.contiguous()
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
     p = _Params()
@@ -43,21 +45,21 @@ def _launch_pool(name: str, features: Tensor, winners: Tensor | None, triplets: 
     p.features, p.winners, p.out = map(get_address, (features, winners, out))
     p.count, p.channels, p.bits = out.numel(), features.shape[1], count_index_bits(cells)
     code = generate_pooling_source(features.dtype, bool(triplets.cells.numel()))
-    _launching.load_kernels(LIBRARIES, code, features.get_device()).launch(name, -(-p.count // 256), 256, p)
+    _launching.load_kernels(LIBRARIES, code, features.get_device()).launch(kernel_name, -(-p.count // 256), 256, p)
     return out
 
 
 def sum_features_per_row(features: Tensor, triplets: Triplets, cells: int) -> Tensor:
     """Sum over every row, in its order."""
-    return _launch_pool("pool_sum", features, None, triplets, cells)
+    return _launch_pooling_and_get_output("pool_sum", features, None, triplets, cells)
 
 
-def max_features_per_row(features: Tensor, triplets: Triplets, cells: int) -> tuple[Tensor, Tensor]:
+def compute_row_maxima_and_winners(features: Tensor, triplets: Triplets, cells: int) -> tuple[Tensor, Tensor]:
     """Return the maxima over every row and, int32, the first point that has each; 0 and −1 for empty rows."""
     winners = features.new_empty(triplets.rows.numel() - 1, features.shape[1], dtype=torch.int32)
-    return _launch_pool("pool_max", features, winners, triplets, cells), winners
+    return _launch_pooling_and_get_output("pool_max", features, winners, triplets, cells), winners
 
 
 def backpropagate_max(grad: Tensor, winners: Tensor, triplets: Triplets, cells: int) -> Tensor:
     """Return for every point the sum of the gradients of the centres whose maximum it is."""
-    return _launch_pool("pool_max_backward", grad, winners.contiguous(), triplets, cells)
+    return _launch_pooling_and_get_output("pool_max_backward", grad, winners.contiguous(), triplets, cells)

@@ -14,7 +14,7 @@ from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._launching import get_address, parse_structures
 from fullfield.ops.point_conv.protocol import TranspositionRequest, TripletRequest
-from fullfield.ops.point_conv.triplets import Triplets, count_index_bits, is_packed
+from fullfield.ops.point_conv.triplets import Triplets, can_pack_index_and_cell, count_index_bits
 
 LIBRARIES = LibraryCache("triplet kernels")
 _SHARED_KEYS = 256  # keys of a row that a warp sorts in shared memory
@@ -41,10 +41,12 @@ def _allocate_cells_unless_packed(
     rows: Tensor, column_count: int, entry_count: int, cell_count: int, empty: Tensor
 ) -> Tensor:
     """Return memory for cells that are kept apart from the words; ``empty``, which holds nothing, if they are not."""
-    return empty if is_packed(column_count, cell_count) else rows.new_empty(entry_count, dtype=torch.uint8)
+    return (
+        empty if can_pack_index_and_cell(column_count, cell_count) else rows.new_empty(entry_count, dtype=torch.uint8)
+    )
 
 
-def _iterate_groups_with_equal_keys(keys: Sequence[object]) -> Iterator[list[int]]:
+def _iterate_index_chunks_with_equal_keys(keys: Sequence[object]) -> Iterator[list[int]]:
     """Yield the places of equal keys, at most as many as fit a launch."""
     groups: dict[object, list[int]] = {}
     for index, key in enumerate(keys):
@@ -64,7 +66,7 @@ def build_all_triplets(requests: Sequence[TripletRequest], *, overwrites_neighbo
             rows, one.points.shape[0], numbers.numel(), math.prod(one.kernel_size), none
         )
         results.append(Triplets(rows, words, cells))
-    for indices in _iterate_groups_with_equal_keys([bool(out.cells.numel()) for out in results]):
+    for indices in _iterate_index_chunks_with_equal_keys([bool(out.cells.numel()) for out in results]):
         batch, arguments, blocks = _Batch(), [], []
         for p, index in zip(batch.each, indices, strict=False):
             one, out = requests[index], results[index]
@@ -106,7 +108,7 @@ def transpose_all_triplets(requests: Sequence[TranspositionRequest]) -> list[Tri
     variants = [
         (bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(results, requests, strict=True)
     ]
-    for indices in _iterate_groups_with_equal_keys(variants):
+    for indices in _iterate_index_chunks_with_equal_keys(variants):
         _launch_transposition(
             [requests[index] for index in indices],
             [results[index] for index in indices],
