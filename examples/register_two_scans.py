@@ -17,7 +17,7 @@ from fullfield.registration import alignment_errors, register
 from fullfield.testing import sample_room_scan
 from fullfield.viz import draw_alignment
 
-target, source = sample_room_scan(5, scan=0), sample_room_scan(5, scan=1)
+target, source = sample_room_scan(5, scan_seed=0), sample_room_scan(5, scan_seed=1)
 angle = np.deg2rad(100.0)
 true = np.eye(4)
 true[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]

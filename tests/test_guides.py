@@ -57,7 +57,7 @@ def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     angle = np.deg2rad(40.0)
     turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
     write_point_cloud("scan_01.ply", sample_room_scan(5))
-    write_point_cloud("scan_02.ply", sample_room_scan(5, scan=1) @ turn + 1.0)
+    write_point_cloud("scan_02.ply", sample_room_scan(5, scan_seed=1) @ turn + 1.0)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
 

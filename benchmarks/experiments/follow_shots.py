@@ -43,7 +43,7 @@ def render(task: tuple[int, int]) -> tuple[Any, ...]:
     seed, index = task
     torch.set_num_threads(1)
     shot = SyntheticShot(HEIGHT, WIDTH, FRAMES, seed=seed)
-    forward, backward = shot.compute_truth(0, index), shot.compute_truth(index, 0)
+    forward, backward = shot.compute_flow_and_visibility(0, index), shot.compute_flow_and_visibility(index, 0)
     return tuple(t.numpy() for t in (shot.render_frame(index), *forward, *backward))
 
 

@@ -33,7 +33,7 @@ assert main(['demo', '--size', '96x72']) == 0
     "register": """
 from fullfield.registration import register
 from fullfield.testing import sample_room_scan
-assert register(sample_room_scan(5, scan=1) + 1.0, sample_room_scan(5)).success
+assert register(sample_room_scan(5, scan_seed=1) + 1.0, sample_room_scan(5)).success
 from fullfield.io import read_point_cloud, write_point_cloud
 write_point_cloud('room.laz', sample_room_scan(5))
 assert len(read_point_cloud('room.laz')) == len(sample_room_scan(5))

@@ -23,7 +23,7 @@ def rooms(scene: Path) -> str:
     home.mkdir(parents=True)
     true = np.eye(4)
     true[:3, 3] = (0.5, -1.0, 0.2)
-    clouds = sample_room_scan(3, 4500) + true[:3, 3], sample_room_scan(7, 4500), sample_room_scan(3, 4500, scan=1)
+    clouds = sample_room_scan(3, 4500) + true[:3, 3], sample_room_scan(7, 4500), sample_room_scan(3, 4500, scan_seed=1)
     for number, points in enumerate(clouds):
         write_point_cloud(home / f"cloud_bin_{number}.ply", PointCloud(points))
     text = "".join("\n".join((f"0 {j} 3", *(" ".join(map(str, line)) for line in true), "")) for j in (1, 2))

@@ -56,7 +56,7 @@ def test_follow_writes_layers_st_maps_and_tracks(shot: SyntheticShot, capsys: py
         *("forward", "backward", "occlusion.forward", "occlusion.backward"),
         *("confidence.forward", "confidence.backward"),
     }
-    truth = shot.compute_truth(1, 3)
+    truth = shot.compute_flow_and_visibility(1, 3)
     error = torch.linalg.vector_norm(layers["forward"] - truth.flow, dim=0)[truth.visible]
     assert float(error.median()) < 0.2
     assert all(Path(f"st.{number}.exr").exists() for number in range(1001, 1005))
@@ -281,7 +281,7 @@ def test_warp_moves_reference_picture_along_followed_files(
     assert main(["warp", "paint.exr", "--flow", "ref.%04d.exr", "-o", "on.%04d.exr", "--quiet"]) == 0
     assert torch.equal(read_all_channels("on.1002.exr").pixels, paint)
     painted = read_all_channels("on.1004.exr").pixels[0] > 0.5
-    truth = shot.compute_truth(3, 1)
+    truth = shot.compute_flow_and_visibility(3, 1)
     expected = warp_planes(paint[None, :1], truth.flow[None])[0][0, 0] > 0.5
     shared = float((painted & expected & truth.visible).sum())
     assert shared / float(((painted | expected) & truth.visible).sum()) > 0.95
@@ -341,7 +341,7 @@ def test_view_of_followed_files_draws_grid_or_paint(shot: SyntheticShot, capsys:
     data, pictures = read_page("page.html")
     assert (data["reference"], list(pictures)) == (1002, [1001, 1002, 1003, 1004])
     assert data["max_motion"] < 64
-    truth = shot.compute_truth(3, 1)
+    truth = shot.compute_flow_and_visibility(3, 1)
     expected = (warp_planes(paint[None, 3:], truth.flow[None])[0][0, 0] > 0.5) & truth.visible
     painted = (pictures[1004][0] > 0.75) & (pictures[1004][1:].amax(0) < 0.25)
     assert float((painted & expected).sum()) / float((painted | expected).sum()) > 0.8

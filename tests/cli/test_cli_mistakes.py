@@ -339,7 +339,7 @@ def furnished(_stored: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("a.png", "b.png", "truth.flo"):
         shutil.copy(folder / name, folder / "mine")
     (folder / "mine" / "pairs.txt").write_text("a.png b.png truth.flo\n")
-    scans = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan=1)
+    scans = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan_seed=1)
     home = folder / "set" / "room"
     home.mkdir(parents=True)
     for number, (name, points) in enumerate(zip("ab", scans, strict=True)):

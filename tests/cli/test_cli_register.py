@@ -29,7 +29,7 @@ TRUTH = np.array([[0.0, -1, 0, 2], [1, 0, 0, -3], [0, 0, 1, 0.5], [0, 0, 0, 1]])
 @pytest.fixture
 def scans(scene: Path) -> Path:
     """The folder with two scans of a room, the first with colours and normals, and one of another room."""
-    first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan=1)
+    first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan_seed=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0]
     colors = np.arange(3 * len(first)).reshape(-1, 3).astype(np.uint8)
     normals = np.tile(np.float32([0, 1, 0]), (len(first), 1))
@@ -145,7 +145,7 @@ def test_register_refuses_lossy_output_before_search(cli: Any, scans: Path, monk
 
 
 def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: Path) -> None:
-    third = sample_room_scan(3, 4500, scan=2) + np.array([0.0, 1.0, 0.0])
+    third = sample_room_scan(3, 4500, scan_seed=2) + np.array([0.0, 1.0, 0.0])
     write_point_cloud(scans / "d.ply", PointCloud(third))
     ran = cli("register", "a.ply", "b.npy", "d.ply", "--voxel", "0.09", "--merge", "all.las", "--json")
     assert ran.code == 0
@@ -324,7 +324,7 @@ def test_register_advice_matches_refusal_reason(cli: Any, scans: Path) -> None:
 
 def test_register_third_cloud_connects_two_without_overlap(cli: Any, scans: Path) -> None:
     """The advice of the refusal works."""
-    first, between, last = (sample_room_scan(3, 9000, scan=number) for number in range(3))
+    first, between, last = (sample_room_scan(3, 9000, scan_seed=number) for number in range(3))
     for name, points in (("x", first[first[:, 0] < 1.9]), ("y", between), ("z", last[last[:, 0] > 2.1])):
         write_point_cloud(scans / f"{name}.ply", points)
     ran = cli("register", "x.ply", "z.ply", "--voxel", "0.07")

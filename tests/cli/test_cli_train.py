@@ -19,7 +19,7 @@ TINY = (*SMALL, "--steps", "2", "--every", "1")
 @pytest.fixture
 def scans(scene: Path) -> Path:
     """The folder with two scans of a room that share two thirds, the second turned."""
-    first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan=1)
+    first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan_seed=1)
     np.save(scene / "a.npy", first[first[:, 0] < 3.8])
     np.save(scene / "b.npy", second[second[:, 0] > 1.0] @ TURN.T)
     return scene
@@ -72,14 +72,14 @@ def test_train_descriptor_exits_with_1_on_divergence(cli: Any, scene: Path) -> N
 
 def test_train_descriptor_interrupted_reports_last_checkpoint(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted_steps: list[int] = []
-    train_step, command = descriptor._train_step, ("train", "descriptor", "-o", "run", *TINY, "-q")
+    train_step, command = descriptor._train_step_and_get_loss, ("train", "descriptor", "-o", "run", *TINY, "-q")
 
     def interrupt(model: Any, optimizer: Any, training: Any, step: int, *arguments: Any) -> float:
         if step in interrupted_steps:
             raise KeyboardInterrupt
         return train_step(model, optimizer, training, step, *arguments)
 
-    monkeypatch.setattr(descriptor, "_train_step", interrupt)
+    monkeypatch.setattr(descriptor, "_train_step_and_get_loss", interrupt)
     for step, stored in ((0, "nothing was stored yet"), (1, "the same command continues from step 1")):
         interrupted_steps[:] = [step]
         ran = cli(*command)

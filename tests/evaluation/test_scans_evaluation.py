@@ -259,7 +259,7 @@ def test_evaluate_scans_names_empty_cloud(pairs: Listed, tmp_path: Path) -> None
 
 
 def test_measure_true_overlap_refine_corrects_pose() -> None:
-    first, second = sample_room_scan(3), sample_room_scan(3, scan=1)
+    first, second = sample_room_scan(3), sample_room_scan(3, scan_seed=1)
     far = np.array([1e5, -2e5, 50.0])
     exact = pose(30, 2.0)
     target = (second @ exact[:3, :3].T + exact[:3, 3]) + far

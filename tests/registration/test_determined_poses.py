@@ -118,7 +118,7 @@ def test_register_names_scale_factor(factor: float) -> None:
 
 
 def test_register_names_scale_before_reflection_or_free_direction() -> None:
-    source, target = sample_room_scan(5, scan=1), sample_room_scan(5)
+    source, target = sample_room_scan(5, scan_seed=1), sample_room_scan(5)
     for factor in (1.1, 1.2):
         result = register(source, factor * target)
         assert result.free_directions == result.alternatives == ()

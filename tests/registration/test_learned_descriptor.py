@@ -333,7 +333,7 @@ def test_learned_descriptor_save_limits_file_size(tmp_path: Path) -> None:
 def test_register_with_untrained_descriptor_finds_pose(tmp_path: Path) -> None:
     """Two thirds of a room, turned: what is known of the surroundings is enough."""
     pytest.importorskip("small_gicp")
-    first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan=1)
+    first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan_seed=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
     untrained().save(tmp_path / "w.safetensors")
     found = register(first, second, voxel=0.09, descriptor=tmp_path / "w.safetensors", device="cpu")
@@ -365,7 +365,7 @@ def test_register_with_published_descriptor_finds_pose(monkeypatch: pytest.Monke
     pytest.importorskip("small_gicp")
     published = learned.fetch_descriptor()
     assert published.stat().st_size <= MAX_BYTES
-    first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan=1)
+    first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan_seed=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
     judged: list[Limits] = []
 

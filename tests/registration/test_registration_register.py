@@ -61,7 +61,7 @@ def errors(found: Registration, truth: Floats, points: Floats) -> tuple[float, f
 @pytest.fixture(scope="module")
 def room() -> tuple[Floats, Floats]:
     """Two scans of one room that share two thirds."""
-    first, second = sample_room_scan(3), sample_room_scan(3, scan=1)
+    first, second = sample_room_scan(3), sample_room_scan(3, scan_seed=1)
     return first[first[:, 0] < 3.8], second[second[:, 0] > 1.0]
 
 
@@ -138,7 +138,7 @@ def test_register_refines_and_judges_initial_pose(room: tuple[Floats, Floats]) -
 
 def test_register_names_distant_initial_pose_and_no_reflection(room: tuple[Floats, Floats]) -> None:
     """A reflection brings more matches together than a pose that is far off, but fewer than the right one."""
-    scan, other = sample_room_scan(3), moved(pose(2), sample_room_scan(3, scan=1))
+    scan, other = sample_room_scan(3), moved(pose(2), sample_room_scan(3, scan_seed=1))
     for source, target, init in ((*room, pose(3)), (scan, other, np.eye(4)), (scan, other, pose(5))):
         lost = register(source, target, init=init)
         assert lost.cause == "init"
@@ -150,12 +150,12 @@ def test_register_names_distant_initial_pose_and_no_reflection(room: tuple[Float
 def test_register_initial_pose_of_mirrored_scan_is_compared_with_search(monkeypatch: pytest.MonkeyPatch) -> None:
     scan = sample_room_scan(3) * (-1.0, 1.0, 1.0)
     monkeypatch.setattr("fullfield.registration.search._find_distant_start_objection", lambda *_: None)
-    mirrored = register(scan, sample_room_scan(3, scan=1), init=np.eye(4))
+    mirrored = register(scan, sample_room_scan(3, scan_seed=1), init=np.eye(4))
     assert mirrored.cause == "mirror"
-    searched = register(scan, sample_room_scan(3, scan=1))
+    searched = register(scan, sample_room_scan(3, scan_seed=1))
     counts = [int(re.search(r"the best pose (\d+)", str(found.reason))[1]) for found in (mirrored, searched)]
     assert counts[0] >= 0.9 * counts[1]
-    whole = register(sample_room_scan(3), moved(pose(2), sample_room_scan(3, scan=1)), init=pose(3))
+    whole = register(sample_room_scan(3), moved(pose(2), sample_room_scan(3, scan_seed=1)), init=pose(3))
     assert whole.cause == "overlap"
 
 
@@ -173,8 +173,8 @@ def test_register_refuses_different_rooms() -> None:
 def test_register_refuses_mirrored_scan() -> None:
     """Its descriptors are the same, and walls and floor alone make a pose of which 63 matches agree."""
     scan = sample_room_scan(3)
-    assert register(scan, sample_room_scan(3, scan=1)).success
-    found = register(scan * (-1.0, 1.0, 1.0), sample_room_scan(3, scan=1))
+    assert register(scan, sample_room_scan(3, scan_seed=1)).success
+    found = register(scan * (-1.0, 1.0, 1.0), sample_room_scan(3, scan_seed=1))
     assert not found.success
     assert found.transform is None
     assert found.confidence < 0.5

@@ -48,7 +48,7 @@ class OracleMatcher:
     ) -> tuple[Tensor, Tensor, None]:
         first, second = (next(i for i, f in enumerate(self.frames) if f is frame) for frame in (frame1, frame2))
         self.pairs.append((first, second))
-        flows = [self.shot.compute_truth(*pair).flow[None] for pair in ((first, second), (second, first))]
+        flows = [self.shot.compute_flow_and_visibility(*pair).flow[None] for pair in ((first, second), (second, first))]
         return flows[0] + self.bias_px, flows[1] - self.bias_px, None
 
 
@@ -58,12 +58,12 @@ def shot() -> SyntheticShot:
 
 
 def mean_error(flow: Tensor, shot: SyntheticShot, first: int, second: int) -> float:
-    truth = shot.compute_truth(first, second)
+    truth = shot.compute_flow_and_visibility(first, second)
     return float(torch.linalg.vector_norm(flow - truth.flow, dim=0)[truth.visible].mean())
 
 
 def test_synthetic_shot_truth_maps_frames(shot: SyntheticShot) -> None:
-    first, second, truth = shot.render_frame(2), shot.render_frame(6), shot.compute_truth(2, 6)
+    first, second, truth = shot.render_frame(2), shot.render_frame(6), shot.compute_flow_and_visibility(2, 6)
     warped, inside = warp_planes(second[None], truth.flow[None])
     visible = truth.visible & inside[0]
     visible[1:-1, 1:-1] &= torch.stack([visible.roll((y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1)]).all(0)[
@@ -73,7 +73,7 @@ def test_synthetic_shot_truth_maps_frames(shot: SyntheticShot) -> None:
     # The brightness changes from frame to frame, so ratios are compared.
     ratio = (warped[0].mean(0) / first.mean(0).clamp(min=0.05))[visible]
     assert float((ratio - ratio.median()).abs().median()) < 0.03
-    back = shot.compute_truth(6, 2)
+    back = shot.compute_flow_and_visibility(6, 2)
     there_and_back = truth.flow + warp_planes(back.flow[None], truth.flow[None])[0][0]
     assert float(there_and_back.abs().mean(0)[visible].median()) < 0.05
 
@@ -95,7 +95,7 @@ def test_follow_tracker_occlusion_marks_hidden_pixels(shot: SyntheticShot) -> No
     tracker = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.0), None)
     for frame in frames[1:]:
         layers = tracker.track_next_frame(frame)
-    visible = shot.compute_truth(0, 7).visible
+    visible = shot.compute_flow_and_visibility(0, 7).visible
     predicted = layers["occlusion.forward"] < 0.5
     true_positives = float((visible & predicted).sum())
     assert 2 * true_positives / float(visible.sum() + predicted.sum()) > 0.93

@@ -326,7 +326,10 @@ def test_interpolate_picture_adds_no_specks_or_black_pixels(seed: int) -> None:
     specks = 0
     for number in (0, 6, 16):
         first, truth, second = (shot.render_frame(number + step) for step in range(3))
-        forward, backward = shot.compute_truth(number, number + 2).flow, shot.compute_truth(number + 2, number).flow
+        forward, backward = (
+            shot.compute_flow_and_visibility(number, number + 2).flow,
+            shot.compute_flow_and_visibility(number + 2, number).flow,
+        )
         picture = interpolate_picture(first, second, forward, backward, 0.5).picture
         assert not ((picture.amax(0) < 1e-3) & (truth.amax(0) > 0.02)).any()
         assert psnr(picture, truth) > psnr((first + second) / 2, truth) + 4

@@ -92,7 +92,7 @@ def test_textured_scene_objects_move_with_layer():
         wanted = torch.stack([(there - point).real, (there - point).imag])
         torch.testing.assert_close(scene.flow[:, mine].double(), wanted, rtol=1e-6, atol=1e-5)
         rigid += bool(turn == 0)
-        assert 0.7 < layer.growth < 1.5
+        assert 0.7 < layer.size_ratio < 1.5
     assert rigid >= 1  # some only slide, some also turn
     assert rigid < len(layers) - 2
     directions = sorted(math.atan2(float(layer.translation[1]), float(layer.translation[0])) for layer in layers[1:])
@@ -103,7 +103,7 @@ def disc(x, y, radius, push, shade):
     place = torch.tensor([x, y], dtype=torch.float64)
     return scenes._Layer(
         lambda places: torch.full((3, places.shape[1]), shade, dtype=torch.float64),
-        scenes._build_outline_distance("disc", place, radius, 0.0),
+        scenes._build_outline_distance_function("disc", place, radius, 0.0),
         place,
         torch.tensor(push, dtype=torch.float64),
         torch.zeros(2, dtype=torch.float64),
@@ -127,7 +127,7 @@ def test_textured_scene_occlusion_equals_loops():
                 return index
         return 0
 
-    flow, occluded = scenes._compute_truth(layers, height, width)
+    flow, occluded = scenes._compute_flow_and_occlusion(layers, height, width)
     for y in range(height):
         for x in range(width):
             layer = on_top(x, y, moved=False)
@@ -144,10 +144,14 @@ def test_textured_scene_edges_are_antialiased():
     black = scenes._Layer(black.color, None, black.middle, black.translation, black.turn)
     shape = disc(25.3, 24.6, 15.4, [3.37, -1.21], 0.5)
     for second in (False, True):
-        frame = scenes._render_frame([black, shape], 50, 60, second=second)
+        frame = scenes._render_frame([black, shape], 50, 60, is_second_frame=second)
         bright = frame[0] / 0.5
         grid = scenes._list_pixel_centers(60, slice(0, 50))
-        relief = scenes._shade_relief(shape, shape.compute_origin(grid) if second else grid).reshape(50, 60).float()
+        relief = (
+            scenes._compute_rim_brightness(shape, shape.map_second_frame_to_first(grid) if second else grid)
+            .reshape(50, 60)
+            .float()
+        )
         share = bright / relief
         assert int(((share > 0.05) & (share < 0.95)).sum()) > 60
         area = float(share.sum())

@@ -195,7 +195,7 @@ def test_train_descriptor_refuses_state_of_earlier_version(whole: Path, tmp_path
 
 
 def test_train_descriptor_stores_no_nonfinite_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = descriptor._train_step
+    step = descriptor._train_step_and_get_loss
 
     def spoiled(model: DescriptorNetwork, *rest: Any) -> float:
         loss = step(model, *rest)
@@ -203,7 +203,7 @@ def test_train_descriptor_stores_no_nonfinite_weights(tmp_path: Path, monkeypatc
             next(model.parameters()).fill_(float("inf"))
         return loss
 
-    monkeypatch.setattr(descriptor, "_train_step", spoiled)
+    monkeypatch.setattr(descriptor, "_train_step_and_get_loss", spoiled)
     with pytest.raises(DivergedError, match=r"^learning_rate: .* is not finite after step 1; use a lower one"):
         train_descriptor(tmp_path, TINY, checkpoint_every=1)
     assert not (tmp_path / "weights.safetensors").exists()
@@ -294,7 +294,7 @@ def test_train_descriptor_uses_posed_pairs(tmp_path: Path, room: np.ndarray) -> 
     turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
     pose = np.eye(4)
     pose[:3, :3], pose[:3, 3] = turn * np.linalg.det(turn), (1.0, 2.0, 3.0)
-    other = sample_room_scan(3, scan=1)
+    other = sample_room_scan(3, scan_seed=1)
     source = (room - pose[:3, 3]) @ pose[:3, :3]
     np.savetxt(tmp_path / "pose.txt", pose)
     only = TINY.replace(synthetic=0.0)

@@ -11,7 +11,7 @@ from fullfield.testing import sample_room_scan
 from fullfield.training.pairs import (
     MAX_MATCH_DISTANCE,
     OverlappingPair,
-    _compute_keep_probability,
+    _draw_keep_probabilities,
     _is_visible_from,
     match_mutual_nearest_points,
     sample_synthetic_scene_points,
@@ -57,7 +57,9 @@ def test_synthesized_pair_shares_reported_points(seed: int) -> None:
     assert np.linalg.det(turn) == pytest.approx(1)
     assert np.abs(turn - np.eye(3)).max() > 0.1
     there = pair.target.points[pair.target.described_rows]
-    apart = np.linalg.norm(pair.moved_described_points[pair.matches[:, 0]] - there[pair.matches[:, 1]], axis=1)
+    apart = np.linalg.norm(
+        pair.source_descriptor_points_in_target[pair.matches[:, 0]] - there[pair.matches[:, 1]], axis=1
+    )
     assert apart.max() <= MAX_MATCH_DISTANCE
     assert len(pair.matches) >= 32
     assert len(np.unique(pair.matches[:, 0])) == len(np.unique(pair.matches[:, 1])) == len(pair.matches)
@@ -108,6 +110,6 @@ def test_is_visible_from_excludes_points_behind_wall() -> None:
 
 def test_compute_keep_probability_is_uniform_or_falls() -> None:
     points = np.random.default_rng(3).random((500, 3))
-    shares = [_compute_keep_probability(points, np.random.default_rng(seed)) for seed in range(20)]
+    shares = [_draw_keep_probabilities(points, np.random.default_rng(seed)) for seed in range(20)]
     assert all(0 < share.min() <= share.max() <= 0.95 for share in shares)
     assert 3 < sum(np.ptp(share) > 0.05 for share in shares) < 17

@@ -14,15 +14,15 @@ import torch
 
 from fullfield.training import DescriptorTraining, batches
 from fullfield.training.flow.batch import PrefetchedBatches
-from fullfield.training.workers import exit_with_parent_process
+from fullfield.training.workers import ignore_sigint_and_exit_with_parent
 
 SCRIPT = """
 import os, sys, time
 from concurrent.futures import ProcessPoolExecutor
-from fullfield.training.workers import create_worker_context, exit_with_parent_process
+from fullfield.training.workers import create_worker_context_and_start_fork_server, ignore_sigint_and_exit_with_parent
 if __name__ == "__main__":
-    context = create_worker_context()
-    pool = ProcessPoolExecutor(1, context, initializer=exit_with_parent_process, initargs=(sys.argv[1],))
+    context = create_worker_context_and_start_fork_server()
+    pool = ProcessPoolExecutor(1, context, initializer=ignore_sigint_and_exit_with_parent, initargs=(sys.argv[1],))
     print(pool.submit(os.getpid).result(), flush=True)
     time.sleep(60)
 """
@@ -60,13 +60,13 @@ def test_data_worker_ends_when_parent_is_killed(tmp_path: Path) -> None:
 
 def test_data_loader_workers_end_with_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(batches, "exit_with_parent_process", seen.append)
+    monkeypatch.setattr(batches, "ignore_sigint_and_exit_with_parent", seen.append)
     monkeypatch.setattr(batches, "_arguments", None, raising=False)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    batches._initialize_worker(DescriptorTraining(), (), "sockets")
+    batches._initialize_worker_and_watch_parent(DescriptorTraining(), (), "sockets")
     assert seen == ["sockets"]
     loader = PrefetchedBatches(os.path.join, 1, pin=False)._create_loader(iter(()))
-    assert loader.worker_init_fn.func is exit_with_parent_process  # type: ignore[union-attr]
+    assert loader.worker_init_fn.func is ignore_sigint_and_exit_with_parent  # type: ignore[union-attr]
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no fork server here")
@@ -77,7 +77,7 @@ def test_ctrl_c_spares_starting_workers(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, signal, threading, time\n"
         "from pathlib import Path\n"
-        "from fullfield.training.workers import create_worker_context\n"
+        "from fullfield.training.workers import create_worker_context_and_start_fork_server\n"
         "def press():\n"
         "    while not Path('importing').exists():\n"
         "        time.sleep(0.01)\n"
@@ -85,7 +85,8 @@ def test_ctrl_c_spares_starting_workers(tmp_path: Path) -> None:
         "if __name__ == '__main__':\n"
         "    signal.signal(signal.SIGINT, lambda *_: None)\n"
         "    threading.Thread(target=press).start()\n"
-        "    process = create_worker_context('slow_import').Process(target=time.sleep, args=(0,))\n"
+        "    context = create_worker_context_and_start_fork_server('slow_import')\n"
+        "    process = context.Process(target=time.sleep, args=(0,))\n"
         "    process.start()\n"
         "    process.join()\n"
         "    print(process.exitcode)\n"

@@ -48,12 +48,12 @@ def rename_arguments_in_errors(**words: str) -> Iterator[None]:
 @contextmanager
 def name_resume_step_in_interruption(folder: str, history_row: type[tuple[Any, ...]]) -> Iterator[None]:
     """Let an interruption inside name the step that a training continues from; its history has ``history_row``s."""
-    from fullfield.training.checkpoint import read_history_if_any
+    from fullfield.training.checkpoint import read_history_or_empty
 
     try:
         yield
     except KeyboardInterrupt:
-        history = read_history_if_any(Path(folder), history_row)
+        history = read_history_or_empty(Path(folder), history_row)
         continues = f"the same command continues from step {history[-1].step}" if history else "nothing was stored yet"
         raise KeyboardInterrupt(f"{folder}: {continues}") from None
 

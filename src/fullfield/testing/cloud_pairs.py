@@ -19,13 +19,13 @@ from fullfield.testing.cloud_surfaces import (
     create_face_sampler,
     create_forest_sampler,
     create_furnished_room_sampler,
+    draw_furniture_faces,
     draw_point_count,
     draw_profile_corners,
+    draw_room_faces,
     interpolate_profile,
-    join_samplers,
+    join_weighted_samplers,
     list_box_faces,
-    list_furniture_faces,
-    list_room_faces,
     rotate_and_lift_faces,
     sample_overlapping_windows,
     sample_windows_with_gap,
@@ -46,19 +46,21 @@ class CloudPair(NamedTuple):
 
 def draw_pair_with_unique_pose(seed: int, kind: str | None = None) -> CloudPair:
     """Return a pair with one true pose; ``kind`` is one of :data:`KINDS_WITH_UNIQUE_POSE`, None takes them in turn."""
-    return _draw_pair(seed, kind, KINDS_WITH_UNIQUE_POSE, has_unique_pose=True)
+    return _draw_noisy_posed_pair(seed, kind, KINDS_WITH_UNIQUE_POSE, has_unique_pose=True)
 
 
 def draw_pair_without_unique_pose(seed: int, kind: str | None = None) -> CloudPair:
     """Return a pair without a true pose; ``kind``: one of :data:`KINDS_WITHOUT_UNIQUE_POSE`; None: in turn."""
-    return _draw_pair(seed, kind, KINDS_WITHOUT_UNIQUE_POSE, has_unique_pose=False)
+    return _draw_noisy_posed_pair(seed, kind, KINDS_WITHOUT_UNIQUE_POSE, has_unique_pose=False)
 
 
-def _draw_pair(seed: int, kind: str | None, kinds: dict[str, Kind], *, has_unique_pose: bool) -> CloudPair:
-    names = list(kinds)
+def _draw_noisy_posed_pair(
+    seed: int, kind: str | None, generators: dict[str, Kind], *, has_unique_pose: bool
+) -> CloudPair:
+    names = list(generators)
     name = names[seed % len(names)] if kind is None else kind
     rng = np.random.default_rng((int(has_unique_pose), names.index(name), seed))
-    source, target = kinds[name](rng)
+    source, target = generators[name](rng)
     noise = rng.uniform(0.001, 0.004) * np.linalg.norm(np.ptp(target, axis=0))
     source = source + rng.normal(scale=noise * rng.uniform(0.3, 1.0), size=source.shape)
     target = target + rng.normal(scale=noise * rng.uniform(0.3, 1.0), size=target.shape)
@@ -70,12 +72,12 @@ def _draw_pair(seed: int, kind: str | None, kinds: dict[str, Kind], *, has_uniqu
     return CloudPair(name, transformed, target * unit, inverse if has_unique_pose else None, extent)
 
 
-def draw_pose(rng: RandomGenerator, shift: float = 5.0) -> Floats:
+def draw_pose(rng: RandomGenerator, translation_std: float = 5.0) -> Floats:
     """Return a uniformly distributed rotation and a normally distributed translation, [4, 4]."""
     turn, upper = np.linalg.qr(rng.normal(size=(3, 3)))
     turn = turn * np.sign(np.diag(upper))
     pose = np.eye(4)
-    pose[:3, :3], pose[:3, 3] = turn * np.linalg.det(turn), rng.normal(size=3) * shift
+    pose[:3, :3], pose[:3, 3] = turn * np.linalg.det(turn), rng.normal(size=3) * translation_std
     return pose
 
 
@@ -181,7 +183,7 @@ def _draw_symmetric_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]
     if fold == 2:
         width, depth = rng.uniform((3.5, 2.5), (7.0, 5.0))
         center = np.array([width / 2, depth / 2, 0.0])
-        scene += list_room_faces(rng, width, depth, height)
+        scene += draw_room_faces(rng, width, depth, height)
     else:
         center = np.zeros(3)
         side = 2 * radius * np.tan(np.pi / fold)
@@ -223,16 +225,19 @@ def _draw_repeating_shelves_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
 
 
 def _draw_terrain_windows_pair(
-    rng: RandomGenerator, first: Callable[[Floats], Floats], second: Callable[[Floats], Floats], shift: float
+    rng: RandomGenerator,
+    first_height: Callable[[Floats], Floats],
+    second_height: Callable[[Floats], Floats],
+    second_start: float,
 ) -> tuple[Floats, Floats]:
     clouds = []
-    for height, start in ((first, 0.0), (second, shift)):
+    for height, start in ((first_height, 0.0), (second_height, second_start)):
         positions = rng.random((draw_point_count(rng), 2)) * (6.0, 5.0) + (start, 0.0)
         clouds.append(np.column_stack((positions, height(positions))))
     return clouds[0], clouds[1]
 
 
-def _draw_unrelated_terrain_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+def _draw_non_overlapping_terrain_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     first, second = build_terrain_height_function(rng, 6.0), build_terrain_height_function(rng, 6.0)
     if rng.random() < 0.5:
         return _draw_terrain_windows_pair(rng, first, first, 6.5)  # of one ground, apart
@@ -268,9 +273,9 @@ def _draw_mirrored_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
 def _draw_refurnished_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return two rooms with the same walls and other furniture."""
     width, depth, height = rng.uniform((3.5, 3.0, 2.2), (7.0, 5.5, 3.0))
-    shell = list_room_faces(rng, width, depth, height)
+    shell = draw_room_faces(rng, width, depth, height)
     rooms = [
-        create_face_sampler(shell + list_furniture_faces(rng, int(rng.integers(4, 12)), width, depth)) for _ in range(2)
+        create_face_sampler(shell + draw_furniture_faces(rng, int(rng.integers(4, 12)), width, depth)) for _ in range(2)
     ]
     return rooms[0](rng, draw_point_count(rng)), rooms[1](rng, draw_point_count(rng))
 
@@ -281,7 +286,7 @@ def _draw_unrelated_interiors_pair(rng: RandomGenerator) -> tuple[Floats, Floats
     )
 
 
-def _draw_non_overlapping_windows_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+def _draw_non_overlapping_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     return sample_windows_with_gap(rng, create_furnished_room_sampler(rng, (10, 20)))
 
 
@@ -377,7 +382,7 @@ def _draw_symmetry_broken_below_noise_pair(rng: RandomGenerator) -> tuple[Floats
         pieces += list_box_faces(rng.uniform((0.1, 0.1, 0.0), (0.4 * side, 0.4 * side, 0.0)), size)
     for n in range(fold):
         scene += rotate_and_lift_faces(pieces, 2 * np.pi / fold * n, center)
-    scene += list_room_faces(rng, side, side, height)
+    scene += draw_room_faces(rng, side, side, height)
     mark = list_box_faces(np.array([0.2 * side, 0.45 * side, 0.0]), np.array([0.3, 0.3, 0.002]))
     sampler = create_face_sampler(scene + mark)
     return sampler(rng, draw_point_count(rng)), sampler(rng, draw_point_count(rng))
@@ -386,19 +391,19 @@ def _draw_symmetry_broken_below_noise_pair(rng: RandomGenerator) -> tuple[Floats
 def _draw_same_plan_storeys_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return two storeys of a house: the same inner walls, other furniture."""
     width, depth, height = rng.uniform((6.0, 5.0, 2.3), (10.0, 8.0, 2.8))
-    walls, doors = list_room_faces(rng, width, depth, height), rng.uniform(0.2, 0.6, 4)
+    walls, doors = draw_room_faces(rng, width, depth, height), rng.uniform(0.2, 0.6, 4)
     for n, start in enumerate(doors):
         at, along = rng.uniform(0.3, 0.7), np.eye(3)[n % 2] * (width, depth, 0)
         across = np.eye(3)[1 - n % 2] * (width, depth, 0)
         corner = at * across + start * along * (n > 1)
         walls.append(np.stack((corner, 0.4 * along, np.array([0, 0, height]))))
     rooms = [
-        create_face_sampler(walls + list_furniture_faces(rng, int(rng.integers(6, 16)), width, depth)) for _ in range(2)
+        create_face_sampler(walls + draw_furniture_faces(rng, int(rng.integers(6, 16)), width, depth)) for _ in range(2)
     ]
     return rooms[0](rng, draw_point_count(rng)), rooms[1](rng, draw_point_count(rng))
 
 
-def _draw_unrelated_forests_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+def _draw_non_overlapping_forest_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return two pieces of woods that share nothing."""
     if rng.random() < 0.5:
         return sample_windows_with_gap(rng, create_forest_sampler(rng))
@@ -414,7 +419,7 @@ def _draw_symmetric_hall_windows_pair(rng: RandomGenerator) -> tuple[Floats, Flo
     for _ in range(rng.integers(3, 7)):
         corner = rng.uniform((0.0, 0.0, 0.0), (width - 1.0, depth - 1.0, 0.0))
         pieces += list_box_faces(corner, rng.uniform((0.2, 0.2, 0.2), (1.0, 0.8, 1.6)), rng.uniform(0, np.pi))
-    scene = list_room_faces(rng, width, depth, height) + pieces + rotate_and_lift_faces(pieces, np.pi, center)
+    scene = draw_room_faces(rng, width, depth, height) + pieces + rotate_and_lift_faces(pieces, np.pi, center)
     sampler, ends = create_face_sampler(scene), rng.uniform(0.75, 1.0, 2) * width
     source, target = sampler(rng, draw_point_count(rng)), sampler(rng, draw_point_count(rng))
     along = target[:, 0] if rng.random() < 0.5 else width - target[:, 0]
@@ -456,13 +461,13 @@ def _draw_overlapping_terrain_pair(rng: RandomGenerator) -> tuple[Floats, Floats
 def _draw_broken_symmetry_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return scans of a symmetric room in which three boxes have no image."""
     width, depth, height = rng.uniform((3.5, 2.5, 2.2), (7.0, 5.0, 3.0))
-    center, pieces = np.array([width / 2, depth / 2, 0.0]), list_furniture_faces(rng, 2, width, depth)
-    scene = list_room_faces(rng, width, depth, height) + pieces + rotate_and_lift_faces(pieces, np.pi, center)
-    sampler = create_face_sampler(scene + list_furniture_faces(rng, 3, width, depth))
+    center, pieces = np.array([width / 2, depth / 2, 0.0]), draw_furniture_faces(rng, 2, width, depth)
+    scene = draw_room_faces(rng, width, depth, height) + pieces + rotate_and_lift_faces(pieces, np.pi, center)
+    sampler = create_face_sampler(scene + draw_furniture_faces(rng, 3, width, depth))
     return sampler(rng, draw_point_count(rng)), sampler(rng, draw_point_count(rng))
 
 
-def _draw_stairs_with_end_wall_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+def _draw_profile_with_end_wall_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of an extruded profile with boxes and an end wall that hold it."""
     profile, length = draw_profile_corners(rng), rng.uniform(3.0, 6.0)
     low, high = profile.min(0), profile.max(0)
@@ -477,7 +482,9 @@ def _draw_stairs_with_end_wall_pair(rng: RandomGenerator) -> tuple[Floats, Float
 
     return sample_overlapping_windows(
         rng,
-        join_samplers((0.6, sample_sweep), (0.1, create_face_sampler([wall])), (0.3, create_face_sampler(boxes))),
+        join_weighted_samplers(
+            (0.6, sample_sweep), (0.1, create_face_sampler([wall])), (0.3, create_face_sampler(boxes))
+        ),
         0.6,
     )
 
@@ -517,7 +524,7 @@ def _draw_balls_and_pipes_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
             return points
 
         samplers.append((6 * radius * (radius + float(np.linalg.norm(axis))), sample))
-    return sample_overlapping_windows(rng, join_samplers(*samplers), 0.4)
+    return sample_overlapping_windows(rng, join_weighted_samplers(*samplers), 0.4)
 
 
 def _draw_overlapping_forest_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
@@ -528,7 +535,7 @@ Kind = Callable[[RandomGenerator], tuple[Floats, Floats]]
 KINDS_WITHOUT_UNIQUE_POSE: dict[str, Kind] = {
     "extruded": _draw_extruded_profile_pair,
     "symmetric": _draw_symmetric_interior_pair,
-    "wavy ground": _draw_unrelated_terrain_pair,
+    "wavy ground": _draw_non_overlapping_terrain_pair,
     "scaled": _draw_scaled_interior_pair,
     "repeated": _draw_repeating_shelves_pair,
     "sheared": _draw_sheared_or_stretched_interior_pair,
@@ -539,7 +546,7 @@ KINDS_WITHOUT_UNIQUE_POSE: dict[str, Kind] = {
     "mirrored": _draw_mirrored_interior_pair,
     "refurnished": _draw_refurnished_interior_pair,
     "strangers": _draw_unrelated_interiors_pair,
-    "parts": _draw_non_overlapping_windows_pair,
+    "parts": _draw_non_overlapping_interior_pair,
     "helical": _draw_helical_profile_pair,
     "stepped": _draw_twisted_storeys_pair,
     "tiled": _draw_tiled_pattern_pair,
@@ -548,7 +555,7 @@ KINDS_WITHOUT_UNIQUE_POSE: dict[str, Kind] = {
     "other unit": _draw_other_length_unit_pair,
     "weak mark": _draw_symmetry_broken_below_noise_pair,
     "same plan": _draw_same_plan_storeys_pair,
-    "other forest": _draw_unrelated_forests_pair,
+    "other forest": _draw_non_overlapping_forest_pair,
     "symmetric hall": _draw_symmetric_hall_windows_pair,
     "tunnel": _draw_tunnel_rings_pair,
 }
@@ -557,7 +564,7 @@ KINDS_WITH_UNIQUE_POSE: dict[str, Kind] = {
     "sparse room": _draw_sparse_interior_pair,
     "ground": _draw_overlapping_terrain_pair,
     "broken symmetry": _draw_broken_symmetry_interior_pair,
-    "closed stairs": _draw_stairs_with_end_wall_pair,
+    "closed stairs": _draw_profile_with_end_wall_pair,
     "filled shelves": _draw_filled_shelves_pair,
     "rounds": _draw_balls_and_pipes_pair,
     "forest": _draw_overlapping_forest_pair,

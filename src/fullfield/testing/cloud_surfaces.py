@@ -34,13 +34,13 @@ def create_face_sampler(parallelograms: list[Floats]) -> Sampler:
     return sample
 
 
-def join_samplers(*samplers: tuple[float, Sampler]) -> Sampler:
+def join_weighted_samplers(*weighted_samplers: tuple[float, Sampler]) -> Sampler:
     """Return the sampler of several surfaces, each with its share of the points."""
-    shares = np.array([fraction for fraction, _ in samplers])
+    shares = np.array([fraction for fraction, _ in weighted_samplers])
 
     def sample(rng: RandomGenerator, count: int) -> Floats:
         counts = rng.multinomial(count, shares / shares.sum())
-        return np.concatenate([one(rng, points) for (_, one), points in zip(samplers, counts, strict=True)])
+        return np.concatenate([one(rng, points) for (_, one), points in zip(weighted_samplers, counts, strict=True)])
 
     return sample
 
@@ -69,15 +69,17 @@ def rotate_and_lift_faces(
     return result
 
 
-def list_room_faces(rng: RandomGenerator, width: float, depth: float, height: float, walls: int = 4) -> list[Floats]:
+def draw_room_faces(
+    rng: RandomGenerator, width: float, depth: float, height: float, wall_count: int = 4
+) -> list[Floats]:
     """Return a floor, walls and, at times, a ceiling."""
     w, d, h = np.diag([width, depth, height])
     sides = [(0 * w, w, h), (0 * w, d, h), (d, w, h), (w, d, h)]
-    result = [np.stack([0 * w, w, d])] + [np.stack(side) for side in sides[:walls]]
+    result = [np.stack([0 * w, w, d])] + [np.stack(side) for side in sides[:wall_count]]
     return [*result, np.stack([h, w, d])] if rng.random() < 0.3 else result
 
 
-def list_furniture_faces(rng: RandomGenerator, count: int, width: float, depth: float) -> list[Floats]:
+def draw_furniture_faces(rng: RandomGenerator, count: int, width: float, depth: float) -> list[Floats]:
     """Return the faces of ``count`` random boxes on a floor."""
     result: list[Floats] = []
     for _ in range(count):
@@ -87,23 +89,23 @@ def list_furniture_faces(rng: RandomGenerator, count: int, width: float, depth: 
     return result
 
 
-def create_furnished_room_sampler(rng: RandomGenerator, boxes: tuple[int, int] = (6, 15)) -> Sampler:
+def create_furnished_room_sampler(rng: RandomGenerator, box_count_range: tuple[int, int] = (6, 15)) -> Sampler:
     """Return a room of a floor, two to four walls and boxes that are turned about the vertical."""
     width, depth, height = rng.uniform((3.5, 3.0, 2.2), (7.0, 5.5, 3.0))
-    shell = list_room_faces(rng, width, depth, height, int(rng.integers(2, 5)))
-    return create_face_sampler(shell + list_furniture_faces(rng, int(rng.integers(*boxes)), width, depth))
+    shell = draw_room_faces(rng, width, depth, height, int(rng.integers(2, 5)))
+    return create_face_sampler(shell + draw_furniture_faces(rng, int(rng.integers(*box_count_range)), width, depth))
 
 
-def sample_room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.003) -> Floats:
+def sample_room_scan(seed: int, point_count: int = 9000, *, scan_seed: int = 0, noise_m: float = 0.003) -> Floats:
     """Return points [points, 3] in metres on a floor, two walls and twelve boxes that are turned about the vertical.
 
     Args:
         seed: seed of the room; the same seed gives the same room.
-        points: number of points.
-        scan: seed of the points; another scan samples other points of the same surfaces.
-        noise: standard deviation of the points' error, in metres.
+        point_count: number of points.
+        scan_seed: seed of the points; another scan samples other points of the same surfaces.
+        noise_m: standard deviation of the points' error, in metres.
     """
-    layout, rng = np.random.default_rng(seed), np.random.default_rng((seed, scan))
+    layout, rng = np.random.default_rng(seed), np.random.default_rng((seed, scan_seed))
     width, depth, height = layout.uniform((4.5, 3.5, 2.2), (6.5, 5.0, 3.0))
     origin, (x, y, z) = np.zeros(3), np.diag([width, depth, height])
     parallelograms = [np.stack((origin, *edges)) for edges in ((x, y), (x, z), (y, z))]
@@ -111,8 +113,8 @@ def sample_room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: flo
         angle, size = layout.uniform(0, np.pi), layout.uniform(0.25, 1.0, 3)
         corner = layout.uniform((0.5, 0.5, 0.0), (width - 0.5, depth - 0.5, 1.2))
         parallelograms += list_box_faces(corner, size, angle)
-    cloud = create_face_sampler(parallelograms)(rng, points)
-    return cloud + rng.normal(scale=noise, size=cloud.shape)
+    cloud = create_face_sampler(parallelograms)(rng, point_count)
+    return cloud + rng.normal(scale=noise_m, size=cloud.shape)
 
 
 def draw_profile_corners(rng: RandomGenerator) -> Floats:
@@ -176,10 +178,10 @@ def build_terrain_height_function(rng: RandomGenerator, size: float) -> Callable
 
 
 def sample_overlapping_windows(
-    rng: RandomGenerator, sampler: Sampler, low: float = 0.3, high: float = 1.0
+    rng: RandomGenerator, sampler: Sampler, min_overlap: float = 0.3, max_overlap: float = 1.0
 ) -> tuple[Floats, Floats]:
-    """Return two windows of a scene that share ``low`` to ``high`` of their points."""
-    overlap, (first, second) = rng.uniform(low, high), (draw_point_count(rng), draw_point_count(rng))
+    """Return two windows of a scene that share ``min_overlap`` to ``max_overlap`` of their points."""
+    overlap, (first, second) = rng.uniform(min_overlap, max_overlap), (draw_point_count(rng), draw_point_count(rng))
     keep = 1.0 / (2.0 - overlap)
     source, target = sampler(rng, int(first / keep)), sampler(rng, int(second / keep))
     angle = rng.uniform(0, 2 * np.pi)
@@ -222,4 +224,4 @@ def create_forest_sampler(rng: RandomGenerator, width: float = 6.0, depth: float
         points: Floats = middles[rows] + crowns[rows] * direction + rng.normal(scale=roughness, size=(count, 3))
         return points
 
-    return join_samplers((0.4, sample_ground), (0.15, sample_trunks), (0.45, sample_crowns))
+    return join_weighted_samplers((0.4, sample_ground), (0.15, sample_trunks), (0.45, sample_crowns))

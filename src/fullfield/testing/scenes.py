@@ -59,27 +59,29 @@ class Noise:
         return sampled[0, 0, 0]
 
 
-def draw_texture(style: int, palette: int, size: float, middle: Tensor, generator: torch.Generator) -> Texture:
-    """Return one of five kinds of texture around ``middle`` ``[2]``, with features of about ``size`` px and grain."""
-    colors = torch.tensor(PALETTES[palette % len(PALETTES)], dtype=torch.float64).T / 255
+def create_texture_function(
+    style_index: int, palette_index: int, feature_size_px: float, middle: Tensor, generator: torch.Generator
+) -> Texture:
+    """Return one of five kinds of texture around ``middle`` ``[2]``, with features of this size and with grain."""
+    colors = torch.tensor(PALETTES[palette_index % len(PALETTES)], dtype=torch.float64).T / 255
     fine = Noise(generator, 2.6, slope=0.8)
-    medium = Noise(generator, max(3.0, size / 5))
-    coarse = Noise(generator, max(4.0, size / 1.6))
+    medium = Noise(generator, max(3.0, feature_size_px / 5))
+    coarse = Noise(generator, max(4.0, feature_size_px / 1.6))
     turn = float(torch.rand((), generator=generator, dtype=torch.float32)) * math.pi
     cos, sin = math.cos(turn), math.sin(turn)
-    pitch = max(14.0, size)
+    pitch = max(14.0, feature_size_px)
 
     def compute_level(points: Tensor) -> Tensor:
         dx, dy = points - middle[:, None]
         x, y = cos * dx + sin * dy, cos * dy - sin * dx
-        if style == 0:  # clouds
+        if style_index == 0:  # clouds
             return 0.5 + 0.17 * coarse(points) + 0.13 * medium(points)
-        if style == 1:  # marble
+        if style_index == 1:  # marble
             return 0.5 + 0.32 * torch.sin(2 * math.pi * x / pitch + 1.6 * coarse(points)) + 0.08 * medium(points)
-        if style == 2:  # rings
+        if style_index == 2:  # rings
             radius = torch.hypot(x, y) + 0.1 * pitch * coarse(points)
             return 0.52 + 0.3 * torch.sin(2 * math.pi * radius / (0.8 * pitch)) + 0.08 * medium(points)
-        if style == 3:  # dots, on a hexagonal grid
+        if style_index == 3:  # dots, on a hexagonal grid
             wave = 2 * math.pi / pitch
             angles = (0.0, math.pi / 3, -math.pi / 3)
             dots = torch.stack([torch.cos(wave * (x * math.cos(a) + y * math.sin(a))) for a in angles]).sum(0)
@@ -132,7 +134,7 @@ class _Layer:
         a, b = self.turn
         return torch.stack([a * x - b * y, b * x + a * y]) + self.translation[:, None]
 
-    def compute_origin(self, points: Tensor) -> Tensor:
+    def map_second_frame_to_first(self, points: Tensor) -> Tensor:
         """Return the positions in frame 1 of the points that are at ``points`` in frame 2."""
         x, y = points - (self.middle + self.translation)[:, None]
         a, b = self.turn + torch.tensor([1.0, 0.0], dtype=torch.float64)
@@ -140,11 +142,11 @@ class _Layer:
         return turned + self.middle[:, None]
 
     @property
-    def growth(self) -> float:
+    def size_ratio(self) -> float:
         """Ratio of lengths in frame 2 to lengths in frame 1."""
         return math.hypot(1 + float(self.turn[0]), float(self.turn[1]))
 
-    def scale_motion(self, factor: float) -> _Layer:
+    def copy_with_scaled_motion(self, factor: float) -> _Layer:
         """Return the same layer with ``factor`` times the motion."""
         return _Layer(self.color, self.outline, self.middle, self.translation * factor, self.turn * factor)
 
@@ -170,10 +172,10 @@ def sample_textured_scene(height: int, width: int, *, seed: int = 0, max_motion:
         max_motion = 0.03 * min(height, width)
     _check.check_number(max_motion, "max_motion", low=0, high=max(height, width) / 2)
     layers = _draw_layers(height, width, seed, float(max_motion))
-    flow, occluded = _compute_truth(layers, height, width)
+    flow, occluded = _compute_flow_and_occlusion(layers, height, width)
     return Scene(
-        frame1=_render_frame(layers, height, width, second=False),
-        frame2=_render_frame(layers, height, width, second=True),
+        frame1=_render_frame(layers, height, width, is_second_frame=False),
+        frame2=_render_frame(layers, height, width, is_second_frame=True),
         flow=flow,
         valid=torch.ones(height, width, dtype=torch.bool),
         occluded=occluded,
@@ -202,9 +204,9 @@ def _draw_layers(height: int, width: int, seed: int, max_motion: float) -> list[
     side, diagonal = min(height, width), math.hypot(height, width)
     middle = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
     direction = draw_uniform(0, 2 * math.pi)
-    backdrop = draw_texture(0, palettes[0], 0.22 * side, middle, generator)
+    backdrop = create_texture_function(0, palettes[0], 0.22 * side, middle, generator)
     rotation = 0.16 * draw_uniform(0.7, 1.0) * (1 if draw_uniform(0, 1) < 0.5 else -1)
-    turn = _compute_turn_matrix(2 * max_motion / diagonal, rotation, 0.16 * draw_uniform(0.7, 1.0))
+    turn = _compute_clamped_turn_and_growth(2 * max_motion / diagonal, rotation, 0.16 * draw_uniform(0.7, 1.0))
     layers = [_Layer(backdrop, None, middle, 0.12 * max_motion * _compute_unit_vector(direction), turn)]
     for index, (kind, across, down, fraction) in enumerate(_CAST):
         centre = torch.tensor(
@@ -224,28 +226,28 @@ def _draw_layers(height: int, width: int, seed: int, max_motion: float) -> list[
         )
         layers.append(
             _Layer(
-                draw_texture(
+                create_texture_function(
                     1 + styles[index % 4], palettes[1 + index % (len(palettes) - 1)], 0.42 * size, centre, generator
                 ),
-                _build_outline_distance(kind, centre, size, draw_uniform(-0.5, 0.5)),
+                _build_outline_distance_function(kind, centre, size, draw_uniform(-0.5, 0.5)),
                 centre,
                 push * _compute_unit_vector(heading),
-                _compute_turn_matrix(
+                _compute_clamped_turn_and_growth(
                     max_motion / size,
                     draw_uniform(-0.3, 0.3) * (index % 3 != 0),
                     draw_uniform(-0.12, 0.2) * (index % 3 == 2),
                 ),
             )
         )
-    longest = float(_compute_truth(layers, height, width)[0].double().square().sum(0).max().sqrt())
-    return [layer.scale_motion(max_motion / longest) for layer in layers] if longest else layers
+    longest = float(_compute_flow_and_occlusion(layers, height, width)[0].double().square().sum(0).max().sqrt())
+    return [layer.copy_with_scaled_motion(max_motion / longest) for layer in layers] if longest else layers
 
 
 def _compute_unit_vector(angle: float) -> Tensor:
     return torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
 
 
-def _compute_turn_matrix(rate: float, rotation: float, growth: float) -> Tensor:
+def _compute_clamped_turn_and_growth(rate: float, rotation: float, growth: float) -> Tensor:
     """Return a layer's ``turn`` for a rotation and growth proportional to ``rate``, limited to plausible motion."""
     angle = max(-0.3, min(0.3, rotation * rate))
     factor = 1 + max(-0.15, min(0.25, growth * rate))
@@ -258,21 +260,23 @@ def _compute_distance_outside_frame(centre: Tensor, size: float, height: int, wi
     return max(0.0, 0.8 * size - x, x + 0.8 * size - width) + max(0.0, 0.8 * size - y, y + 0.8 * size - height)
 
 
-def _build_outline_distance(kind: str, centre: Tensor, size: float, angle: float) -> Callable[[Tensor], Tensor]:
+def _build_outline_distance_function(
+    shape_name: str, centre: Tensor, size: float, angle: float
+) -> Callable[[Tensor], Tensor]:
     """Return the signed distance to a shape of about the radius ``size``, as a function of positions."""
     cos, sin = math.cos(angle), math.sin(angle)
 
     def compute_distance(points: Tensor) -> Tensor:
         dx, dy = points - centre[:, None]
         x, y = cos * dx + sin * dy, cos * dy - sin * dx
-        if kind == "disc":
+        if shape_name == "disc":
             return torch.hypot(x, y) - size
-        if kind == "ring":
+        if shape_name == "ring":
             return (torch.hypot(x, y) - 0.74 * size).abs() - 0.26 * size
-        if kind == "bar":
+        if shape_name == "bar":
             return torch.hypot((x.abs() - size).clamp(min=0), y) - 0.17 * size
         corner = 0.22 * size
-        if kind == "box":
+        if shape_name == "box":
             return _compute_rounded_box_distance([x.abs() - 0.95 * size, y.abs() - 0.72 * size], corner)
         slanted = 0.5 * x.abs() + math.sqrt(0.75) * y.abs()
         return torch.maximum(x.abs(), slanted) - 0.9 * size
@@ -280,9 +284,9 @@ def _build_outline_distance(kind: str, centre: Tensor, size: float, angle: float
     return compute_distance
 
 
-def _compute_rounded_box_distance(sides: Sequence[Tensor], corner: float) -> Tensor:
-    x, y = (side + corner for side in sides)
-    return torch.hypot(x.clamp(min=0), y.clamp(min=0)) + torch.maximum(x, y).clamp(max=0) - corner
+def _compute_rounded_box_distance(side_distances: Sequence[Tensor], corner_radius: float) -> Tensor:
+    x, y = (side + corner_radius for side in side_distances)
+    return torch.hypot(x.clamp(min=0), y.clamp(min=0)) + torch.maximum(x, y).clamp(max=0) - corner_radius
 
 
 def _list_pixel_centers(width: int, rows: slice) -> Tensor:
@@ -297,7 +301,7 @@ def _split_into_row_blocks(height: int, width: int) -> list[slice]:
     return [slice(top, min(top + rows, height)) for top in range(0, height, rows)]
 
 
-def _compute_truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[Tensor, Tensor]:
+def _compute_flow_and_occlusion(layers: Sequence[_Layer], height: int, width: int) -> tuple[Tensor, Tensor]:
     """Return the motion of the visible layer at each pixel centre of frame 1, and whether it is hidden in frame 2."""
     flow, occluded = torch.empty(2, height, width, dtype=torch.float32), torch.empty(height, width, dtype=torch.bool)
     for rows in _split_into_row_blocks(height, width):
@@ -305,48 +309,54 @@ def _compute_truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[T
         motion = layers[0].compute_motion(points)
         order = torch.zeros(points.shape[1], dtype=torch.int64)
         for index, layer in enumerate(layers[1:], 1):
-            seen = _compute_distance_to_outline(layer, points) < 0
+            seen = _compute_signed_outline_distance(layer, points) < 0
             motion = torch.where(seen, layer.compute_motion(points), motion)
             order[seen] = index
         targets = points + motion
         hidden = (targets < -0.5).any(0) | (targets[0] >= width - 0.5) | (targets[1] >= height - 0.5)
         for index, layer in enumerate(layers[1:], 1):
-            hidden |= (order < index) & (_compute_distance_to_outline(layer, layer.compute_origin(targets)) < 0)
+            hidden |= (order < index) & (
+                _compute_signed_outline_distance(layer, layer.map_second_frame_to_first(targets)) < 0
+            )
         flow[:, rows] = motion.reshape(2, -1, width).float()
         occluded[rows] = hidden.reshape(-1, width)
     return flow, occluded
 
 
-def _render_frame(layers: Sequence[_Layer], height: int, width: int, *, second: bool) -> Tensor:
+def _render_frame(layers: Sequence[_Layer], height: int, width: int, *, is_second_frame: bool) -> Tensor:
     frame = torch.empty(3, height, width, dtype=torch.float32)
     for rows in _split_into_row_blocks(height, width):
         grid = _list_pixel_centers(width, rows)
-        image = layers[0].color(layers[0].compute_origin(grid) if second else grid)
+        image = layers[0].color(layers[0].map_second_frame_to_first(grid) if is_second_frame else grid)
         for layer in layers[1:]:
-            points = layer.compute_origin(grid) if second else grid
+            points = layer.map_second_frame_to_first(grid) if is_second_frame else grid
             # Share of a pixel behind a straight edge, from its distance in this frame.
-            cover = (0.5 - _compute_distance_to_outline(layer, points) * (layer.growth if second else 1.0)).clamp(0, 1)
+            cover = (
+                0.5 - _compute_signed_outline_distance(layer, points) * (layer.size_ratio if is_second_frame else 1.0)
+            ).clamp(0, 1)
             touched = cover.nonzero()[:, 0]
             if len(touched):
                 inner = points[:, touched]
-                color = layer.color(inner) * _shade_relief(layer, inner)
+                color = layer.color(inner) * _compute_rim_brightness(layer, inner)
                 image[:, touched] = torch.lerp(image[:, touched], color.clamp(0, 1), cover[touched])
         frame[:, rows] = image.reshape(3, -1, width).float()
     return frame
 
 
-def _compute_distance_to_outline(layer: _Layer, points: Tensor) -> Tensor:
+def _compute_signed_outline_distance(layer: _Layer, points: Tensor) -> Tensor:
     if layer.outline is None:
         return torch.full_like(points[0], -math.inf)
     return layer.outline(points)
 
 
-def _shade_relief(layer: _Layer, points: Tensor) -> Tensor:
+def _compute_rim_brightness(layer: _Layer, points: Tensor) -> Tensor:
     """Return the brightness ``[N]`` that gives a shape a rounded rim; it belongs to the texture and moves with it."""
-    depth = _compute_distance_to_outline(layer, points)
+    depth = _compute_signed_outline_distance(layer, points)
     step = torch.tensor([[0.5], [0.0]], dtype=torch.float64)
-    slope_x = _compute_distance_to_outline(layer, points + step) - _compute_distance_to_outline(layer, points - step)
-    slope_y = _compute_distance_to_outline(layer, points + step.flip(0)) - _compute_distance_to_outline(
+    slope_x = _compute_signed_outline_distance(layer, points + step) - _compute_signed_outline_distance(
+        layer, points - step
+    )
+    slope_y = _compute_signed_outline_distance(layer, points + step.flip(0)) - _compute_signed_outline_distance(
         layer, points - step.flip(0)
     )
     rim = 3.0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.testing.scenes import PALETTES, Texture, draw_texture
+from fullfield.testing.scenes import PALETTES, Texture, create_texture_function
 
 _STYLES = 5  # of textures
 
@@ -50,12 +50,12 @@ class _Body:
         turned = torch.stack([cos * scaled[0] - sin * scaled[1], sin * scaled[0] + cos * scaled[1]])
         return turned + positions.new_tensor([[x], [y]])
 
-    def compute_distance(self, positions: Tensor) -> Tensor:
+    def compute_signed_outline_distance(self, body_positions: Tensor) -> Tensor:
         """Return the approximate signed distance [N] to the outline in own coordinates; negative inside."""
         if self.radius is None:
-            return torch.full_like(positions[0], -math.inf)
-        around = torch.atan2(positions[1], positions[0])
-        return torch.hypot(*positions) - self.radius * (1 + 0.18 * torch.sin(self.lobes * around))
+            return torch.full_like(body_positions[0], -math.inf)
+        around = torch.atan2(body_positions[1], body_positions[0])
+        return torch.hypot(*body_positions) - self.radius * (1 + 0.18 * torch.sin(self.lobes * around))
 
 
 class SyntheticShot:
@@ -108,7 +108,7 @@ class SyntheticShot:
         roll = draw(0.03, 0.08)
         self._bodies = [
             _Body(
-                draw_texture(0, palettes[0], 0.25 * side, origin, generator),
+                create_texture_function(0, palettes[0], 0.25 * side, origin, generator),
                 None,
                 0,
                 pan_path,
@@ -120,18 +120,22 @@ class SyntheticShot:
             self._bodies.append(self._draw_body(index, palettes[1 + index % (len(palettes) - 1)], draw, generator))
 
     def _draw_body(
-        self, body_index: int, palette: int, draw: Callable[[float, float], float], generator: torch.Generator
+        self,
+        body_index: int,
+        palette_index: int,
+        draw_uniform: Callable[[float, float], float],
+        generator: torch.Generator,
     ) -> _Body:
         side, turn = min(self.height, self.width), 2 * math.pi
-        radius = draw(0.1, 0.2) * side
-        x, y = draw(0.25, 0.75) * self.width, draw(0.3, 0.7) * self.height
-        swing_x, swing_y = draw(0.15, 0.35) * self.width, draw(0.05, 0.2) * self.height
-        cycles, phase = draw(0.5, 1.2), draw(0, turn)
-        spin, sway, growth = draw(-1.2, 1.2), draw(0, 0.4), draw(-0.2, 0.3)
+        radius = draw_uniform(0.1, 0.2) * side
+        x, y = draw_uniform(0.25, 0.75) * self.width, draw_uniform(0.3, 0.7) * self.height
+        swing_x, swing_y = draw_uniform(0.15, 0.35) * self.width, draw_uniform(0.05, 0.2) * self.height
+        cycles, phase = draw_uniform(0.5, 1.2), draw_uniform(0, turn)
+        spin, sway, growth = draw_uniform(-1.2, 1.2), draw_uniform(0, 0.4), draw_uniform(-0.2, 0.3)
         return _Body(
-            draw_texture(
+            create_texture_function(
                 1 + body_index % (_STYLES - 1),
-                palette,
+                palette_index,
                 0.5 * radius,
                 torch.zeros(2, dtype=torch.float64),
                 generator,
@@ -154,17 +158,17 @@ class SyntheticShot:
         gain = 1 + self._light * math.sin(2 * math.pi * frame_index / max(self.frames - 1, 1))
         return (image * gain).clamp(0, 1).view(3, self.height, self.width).float()
 
-    def compute_truth(self, first: int, second: int) -> ShotTruth:
-        """Return the true motion of each pixel of frame ``first`` to frame ``second``, and whether it is seen there."""
+    def compute_flow_and_visibility(self, first_frame_index: int, second_frame_index: int) -> ShotTruth:
+        """Return the true motion of each pixel of the first frame to the second, and whether it is seen there."""
         grid = self._build_pixel_grid()
-        before, after = self._compute_frame_time(first), self._compute_frame_time(second)
-        owner = self._find_foremost_body(grid, before)
+        before, after = self._compute_frame_time(first_frame_index), self._compute_frame_time(second_frame_index)
+        owner = self._find_foremost_body_indices(grid, before)
         target = torch.empty_like(grid)
         for index, body in enumerate(self._bodies):
             own = owner == index
             target[:, own] = body.map_body_to_frame(body.map_frame_to_body(grid[:, own], before), after)
         inside = (target > -0.5).all(0) & (target[0] < self.width - 0.5) & (target[1] < self.height - 0.5)
-        visible = inside & (self._find_foremost_body(target, after) == owner)
+        visible = inside & (self._find_foremost_body_indices(target, after) == owner)
         shape = self.height, self.width
         return ShotTruth((target - grid).view(2, *shape).float(), visible.view(shape))
 
@@ -182,18 +186,18 @@ class SyntheticShot:
         x = torch.arange(self.width, dtype=torch.float64)
         return torch.stack([x.repeat(self.height), y.repeat_interleave(self.width)])
 
-    def _find_foremost_body(self, positions: Tensor, time: float) -> Tensor:
+    def _find_foremost_body_indices(self, positions: Tensor, time: float) -> Tensor:
         """Return the index of the foremost body at each position [2, N]."""
         owner = torch.zeros(positions.shape[1], dtype=torch.int64)
         for index, body in enumerate(self._bodies):
-            owner[body.compute_distance(body.map_frame_to_body(positions, time)) < 0] = index
+            owner[body.compute_signed_outline_distance(body.map_frame_to_body(positions, time)) < 0] = index
         return owner
 
     def _render_at_time(self, grid: Tensor, time: float) -> Tensor:
         image = torch.zeros(3, grid.shape[1], dtype=torch.float64)
         for body in self._bodies:
             own = body.map_frame_to_body(grid, time)
-            cover = (0.5 - body.compute_distance(own) * body.scale(time)).clamp(0, 1)
+            cover = (0.5 - body.compute_signed_outline_distance(own) * body.scale(time)).clamp(0, 1)
             touched = cover.nonzero()[:, 0]
             color = body.color(own[:, touched]).clamp(0, 1)
             image[:, touched] = torch.lerp(image[:, touched], color, cover[touched])

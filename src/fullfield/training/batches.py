@@ -20,7 +20,7 @@ from fullfield.registration.learned import Levels, build_network_arguments, prep
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.pairs import sample_synthetic_scene_points, synthesize_overlapping_pair_if_possible
-from fullfield.training.workers import create_worker_context, exit_with_parent_process
+from fullfield.training.workers import create_worker_context_and_start_fork_server, ignore_sigint_and_exit_with_parent
 
 Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
 
@@ -72,7 +72,8 @@ def generate_example(training: DescriptorTraining, scenes: Scenes, random_stream
         )
         positions = pair.target.points[pair.target.described_rows]
         source_points, target_points = (
-            torch.from_numpy(side_points.astype(np.float32)) for side_points in (pair.moved_described_points, positions)
+            torch.from_numpy(side_points.astype(np.float32))
+            for side_points in (pair.source_descriptor_points_in_target, positions)
         )
         return DescriptorExample(source, target, source_points, target_points, torch.from_numpy(matches))
     raise InputError(f"clouds: expected some from which overlapping parts can be cut, got none in {_ATTEMPTS} attempts")
@@ -89,8 +90,8 @@ class ExampleExecutor:
             return
         self._pool = ProcessPoolExecutor(
             workers,
-            create_worker_context(__name__),
-            initializer=_initialize_worker,
+            create_worker_context_and_start_fork_server(__name__),
+            initializer=_initialize_worker_and_watch_parent,
             initargs=(training, scenes, multiprocessing.util.get_temp_dir()),
         )
         self._cut = _generate_example_in_worker
@@ -107,9 +108,9 @@ class ExampleExecutor:
 _arguments: tuple[DescriptorTraining, Scenes]  # of a process that cuts pairs
 
 
-def _initialize_worker(training: DescriptorTraining, scenes: Scenes, folder: str) -> None:
+def _initialize_worker_and_watch_parent(training: DescriptorTraining, scenes: Scenes, temporary_folder: str) -> None:
     global _arguments
-    exit_with_parent_process(folder)
+    ignore_sigint_and_exit_with_parent(temporary_folder)
     _arguments = training, scenes
     torch.set_num_threads(1)
 
@@ -119,9 +120,9 @@ def _generate_example_in_worker(random_stream: tuple[int, ...]) -> DescriptorExa
 
 
 def iterate_batches(
-    training: DescriptorTraining, executor: ExampleExecutor, first: int, device: torch.device
+    training: DescriptorTraining, executor: ExampleExecutor, first_step: int, device: torch.device
 ) -> Generator[list[DescriptorExample], None, None]:
-    """Yield the pairs of each step from ``first`` on, on ``device``.
+    """Yield the pairs of each step from ``first_step`` on, on ``device``.
 
     A block of pairs is shown ``reuse`` times, each time in another order, while the next block is cut.
     """
@@ -132,7 +133,7 @@ def iterate_batches(
     def submit_block(block: int) -> None:
         cutting.append([executor(_TRAINED, number) for number in range(block * size, (block + 1) * size)])
 
-    block, into = divmod(first, steps * training.reuse)
+    block, into = divmod(first_step, steps * training.reuse)
     submit_block(block)
     while block * steps * training.reuse < training.steps:
         submit_block(block + 1)

@@ -78,7 +78,7 @@ class TrainingFolder:
         """Return the path of the weights to use."""
         return self.folder / WEIGHTS
 
-    def save_checkpoint(
+    def save_checkpoint_and_remove_older(
         self,
         modules: Mapping[str, nn.Module],
         optimizer: torch.optim.Optimizer,
@@ -125,7 +125,8 @@ class FiniteStateCheck:
     """Check that everything a run stores is finite.
 
     Buffers that hold NaN or infinity before a run, such as masks, may hold them at any time. Arguments are as of
-    :meth:`TrainingFolder.save_checkpoint`, with the values from before the run; ``buffers`` are checked too by default.
+    :meth:`TrainingFolder.save_checkpoint_and_remove_older`, with the values from before the run; ``buffers`` are
+    checked too by default.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class FiniteStateCheck:
     ) -> None:
         self._modules, self._optimizer = modules, optimizer
         self._left_out = {
-            name: list_non_finite_buffers(module) if buffers else list(_list_buffers(module))
+            name: list_non_finite_buffer_names(module) if buffers else list(_collect_buffers_by_every_name(module))
             for name, module in modules.items()
         }
 
@@ -141,7 +142,7 @@ class FiniteStateCheck:
         """Raise DivergedError, after ``step`` steps, naming the first tensor that holds NaN or infinity."""
         states = [_exclude_tensors(module.state_dict(), self._left_out[part]) for part, module in self._modules.items()]
         for state in (*states, *_collect_adam_moments(self._modules["model"], self._optimizer).values()):
-            for name in list_non_finite_tensors(state)[:1]:
+            for name in list_non_finite_tensor_names(state)[:1]:
                 raise DivergedError(f"learning_rate: {name} is not finite after step {step}; use a lower one")
 
 
@@ -153,7 +154,7 @@ def has_checkpoint(folder: Path) -> bool:
 def restore_run_if_any(
     folder: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, row_type: type[tuple[Any, ...]]
 ) -> RestoredRun | None:
-    """Load what :meth:`TrainingFolder.save_checkpoint` stored for any run of this network; None for a new run.
+    """Load what :meth:`TrainingFolder.save_checkpoint_and_remove_older` stored for a run; None for a new run.
 
     Raises:
         InputError: if a file is damaged, belongs to another network, or holds NaN or infinity.
@@ -163,7 +164,7 @@ def restore_run_if_any(
     state = folder / STATE
     step, history, resume_state = _read_step_history_and_state(folder, row_type)
     stored: dict[str, Mapping[str, Tensor]] = {}
-    left_out = {name: list_non_finite_buffers(module) for name, module in modules.items()}
+    left_out = {name: list_non_finite_buffer_names(module) for name, module in modules.items()}
     files = {name: state / f"{step}.{name}.safetensors" for name in (*modules, *_MOMENTS)}
     for name, path in files.items():
         if not path.is_file():
@@ -172,11 +173,11 @@ def restore_run_if_any(
         check_tensors_finite(_exclude_tensors(stored[name], left_out.get(name, ())), str(path))
     for name, module in modules.items():
         load_state_into(module, stored[name], str(files[name]), "this run")
-    _restore_adam_moments(modules["model"], optimizer, stored, files)
+    _check_and_restore_adam_moments(modules["model"], optimizer, stored, files)
     return RestoredRun(history, resume_state)
 
 
-def read_history_if_any(folder: Path, row_type: type[tuple[Any, ...]]) -> list[Any]:
+def read_history_or_empty(folder: Path, row_type: type[tuple[Any, ...]]) -> list[Any]:
     """Return the rows of the last checkpoint, none for a new run; InputError if they are damaged."""
     return _read_step_history_and_state(folder, row_type)[1] if has_checkpoint(folder) else []
 
@@ -229,7 +230,7 @@ def copy_state_dict(module: nn.Module) -> dict[str, Tensor]:
     return {key: value.detach().clone() for key, value in module.state_dict().items()}
 
 
-def list_non_finite_tensors(named_tensors: Mapping[str, Tensor]) -> list[str]:
+def list_non_finite_tensor_names(named_tensors: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the tensors that hold NaN or infinity."""
     floating = {name: value.detach() for name, value in named_tensors.items() if value.is_floating_point()}
     devices: dict[torch.device, dict[str, Tensor]] = {}
@@ -242,12 +243,12 @@ def list_non_finite_tensors(named_tensors: Mapping[str, Tensor]) -> list[str]:
     return [name for name in floating if name in damaged]
 
 
-def list_non_finite_buffers(module: nn.Module) -> list[str]:
+def list_non_finite_buffer_names(module: nn.Module) -> list[str]:
     """Return the names of the buffers that hold NaN or infinity."""
-    return list_non_finite_tensors(_list_buffers(module))
+    return list_non_finite_tensor_names(_collect_buffers_by_every_name(module))
 
 
-def _list_buffers(module: nn.Module) -> dict[str, Tensor]:
+def _collect_buffers_by_every_name(module: nn.Module) -> dict[str, Tensor]:
     """Return the buffers by every name that a state dict has for them."""
     return dict(module.named_buffers(remove_duplicate=False))
 
@@ -259,7 +260,7 @@ def _exclude_tensors(named_tensors: Mapping[str, Tensor], excluded_names: Collec
 
 def check_tensors_finite(named_tensors: Mapping[str, Tensor], file: str) -> None:
     """Raise InputError naming ``file`` and its first tensor that holds NaN or infinity."""
-    for name in list_non_finite_tensors(named_tensors)[:1]:
+    for name in list_non_finite_tensor_names(named_tensors)[:1]:
         kind = "NaN" if bool(named_tensors[name].isnan().any()) else "infinity"
         raise InputError(f"{file}: expected finite numbers, got {kind} in {name}")
 
@@ -275,7 +276,7 @@ def _collect_adam_moments(model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return moments
 
 
-def _restore_adam_moments(
+def _check_and_restore_adam_moments(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     stored: Mapping[str, Mapping[str, Tensor]],

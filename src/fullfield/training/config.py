@@ -70,8 +70,8 @@ class DescriptorTraining(Config):
         by_time = 0.0 if self.seconds is None else seconds / self.seconds
         return min(1.0, max(step / self.steps, by_time))
 
-    def compute_learning_rate(self, completed: float) -> float:
+    def compute_learning_rate(self, completed_fraction: float) -> float:
         """Return the learning rate after this share of the training: a short rise, then half a cosine."""
-        rise = min(1.0, (completed + _START) / _WARM)
-        along = min(1.0, max(0.0, (completed - _WARM) / (1 - _WARM)))
+        rise = min(1.0, (completed_fraction + _START) / _WARM)
+        along = min(1.0, max(0.0, (completed_fraction - _WARM) / (1 - _WARM)))
         return self.learning_rate * rise * (_LAST + (1 - _LAST) * (1 + math.cos(math.pi * along)) / 2)

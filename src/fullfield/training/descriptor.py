@@ -62,16 +62,16 @@ def contrastive_loss(
     _check.check_number(temperature, "temperature", above=0.0)
     _check.check_number(exclusion_radius, "exclusion_radius", above=0.0)
     rows, columns = matches[:, 0], matches[:, 1]
-    forth = _compute_infonce(
+    forth = _compute_one_way_infonce_loss(
         first[rows], second, columns, moved_first_points[rows], second_points, temperature, exclusion_radius
     )
-    back = _compute_infonce(
+    back = _compute_one_way_infonce_loss(
         second[columns], first, rows, second_points[columns], moved_first_points, temperature, exclusion_radius
     )
     return (forth + back) / 2
 
 
-def _compute_infonce(
+def _compute_one_way_infonce_loss(
     anchors: Tensor,
     others: Tensor,
     matching_rows: Tensor,
@@ -188,7 +188,7 @@ def train_descriptor(
         recipe["start"] = _load_initial_weights_and_get_checksum(
             model, fetch_descriptor() if training.start == "learned" else Path(training.start)
         )
-    digests = [[_fingerprint_points(points) for points in pair if points is not None] for pair in real]
+    digests = [[_get_point_count_and_checksum(points) for points in pair if points is not None] for pair in real]
     training_folder = TrainingFolder(folder, {**recipe, "clouds": digests}, DescriptorRow)
     model.to(target_device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
@@ -209,7 +209,7 @@ def train_descriptor(
         coming = submit_validation_pairs(cutter, _VALIDATION_PAIRS)
         cut = iterate_batches(training, cutter, first, target_device)
         while fraction < 1.0:
-            losses.append(_train_step(model, optimizer, training, step, fraction, next(cut)))
+            losses.append(_train_step_and_get_loss(model, optimizer, training, step, fraction, next(cut)))
             seconds, step = before + time.perf_counter() - started, step + 1
             fraction = training.compute_completed_fraction(step, seconds)
             if progress is not None:
@@ -226,7 +226,7 @@ def train_descriptor(
                     )
                 )
                 losses.clear()
-                training_folder.save_checkpoint({"model": model}, optimizer, history)
+                training_folder.save_checkpoint_and_remove_older({"model": model}, optimizer, history)
                 descriptor.save(training_folder.weights_path)
     model.eval()
     return TrainedDescriptor(descriptor, history)
@@ -244,16 +244,16 @@ def _load_initial_weights_and_get_checksum(model: DescriptorNetwork, file: Path)
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
-def _train_step(
+def _train_step_and_get_loss(
     model: DescriptorNetwork,
     optimizer: torch.optim.Optimizer,
     training: DescriptorTraining,
     step: int,
-    fraction: float,
+    completed_fraction: float,
     examples: list[DescriptorExample],
 ) -> float:
     for group in optimizer.param_groups:
-        group["lr"] = training.compute_learning_rate(fraction)
+        group["lr"] = training.compute_learning_rate(completed_fraction)
     losses = [
         contrastive_loss(
             *pair,
@@ -293,9 +293,13 @@ def _compute_mean_mutual_match_precision(
     return statistics.fmean(0.0 if math.isnan(value) else value for value in precisions)
 
 
-def _load_finite_points(value: Any, name: str) -> Floats:
-    return take_finite_points(value, os.fspath(value) if isinstance(value, (str, os.PathLike)) else name, _MIN_POINTS)
+def _load_finite_points(points_or_file: Any, name_in_errors: str) -> Floats:
+    return take_finite_points(
+        points_or_file,
+        os.fspath(points_or_file) if isinstance(points_or_file, (str, os.PathLike)) else name_in_errors,
+        _MIN_POINTS,
+    )
 
 
-def _fingerprint_points(points: Floats) -> dict[str, Any]:
+def _get_point_count_and_checksum(points: Floats) -> dict[str, Any]:
     return {"points": len(points), "sha256": hashlib.sha256(points.tobytes()).hexdigest()[:16]}

@@ -39,31 +39,31 @@ _STATES = (_MODEL, _AVERAGE, _FIRST, _SECOND)
 
 
 def pack_run_lossily(
-    folder: str | os.PathLike[str], target: str | os.PathLike[str], *, max_file_bytes: int = 15 << 20
+    run_folder: str | os.PathLike[str], packed_folder: str | os.PathLike[str], *, max_file_bytes: int = 15 << 20
 ) -> list[Path]:
-    """Write a compact copy of a run's state to the folder ``target``; return its files.
+    """Write a compact copy of a run's state to the folder ``packed_folder``; return its files.
 
     Args:
-        folder: folder of a run with a checkpoint, see :class:`~fullfield.training.checkpoint.TrainingFolder`.
-        target: new or empty folder, or one with an earlier copy, which is replaced.
+        run_folder: folder of a run with a checkpoint, see :class:`~fullfield.training.checkpoint.TrainingFolder`.
+        packed_folder: new or empty folder, or one with an earlier copy, which is replaced.
         max_file_bytes: size limit of a file. A tensor is never divided.
 
     Raises:
-        InputError: if the folder has no checkpoint or the target holds other files.
+        InputError: if the folder has no checkpoint or ``packed_folder`` holds other files.
     """
-    folder, target = Path(folder), Path(target)
+    run_folder, packed_folder = Path(run_folder), Path(packed_folder)
     _check.check_number(max_file_bytes, "max_file_bytes", integer=True, low=1 << 16)
-    if not has_checkpoint(folder):
-        raise InputError(f"{folder}: expected the folder of a run with a checkpoint, got none")
-    target.mkdir(parents=True, exist_ok=True)
-    earlier = [target / INDEX, *target.glob(_FILE.format("*"))]
-    foreign = sorted({path.name for path in target.iterdir()} - {path.name for path in earlier})
+    if not has_checkpoint(run_folder):
+        raise InputError(f"{run_folder}: expected the folder of a run with a checkpoint, got none")
+    packed_folder.mkdir(parents=True, exist_ok=True)
+    earlier = [packed_folder / INDEX, *packed_folder.glob(_FILE.format("*"))]
+    foreign = sorted({path.name for path in packed_folder.iterdir()} - {path.name for path in earlier})
     if foreign:
-        raise InputError(f"{target}: expected an empty folder or a packed run, got {foreign[0]}")
-    pointer = read_json_object(folder / STATE / POINTER)
+        raise InputError(f"{packed_folder}: expected an empty folder or a packed run, got {foreign[0]}")
+    pointer = read_json_object(run_folder / STATE / POINTER)
     files: list[dict[str, Tensor]] = [{}]
     free_bytes = max_file_bytes
-    for key, tensor in _iterate_packed_tensors(folder / STATE, pointer["step"]):
+    for key, tensor in _iterate_packed_tensors(run_folder / STATE, pointer["step"]):
         size = tensor.numel() * tensor.element_size() + len(key) + 200  # and its entry in the header
         if size > free_bytes and files[-1]:
             files.append({})
@@ -74,37 +74,37 @@ def pack_run_lossily(
         path.unlink(missing_ok=True)
     names = [_FILE.format(number) for number in range(len(files))]
     for name, content in zip(names, files, strict=True):
-        write_safetensors(target / name, content)
-    history = folder / HISTORY
+        write_safetensors(packed_folder / name, content)
+    history = run_folder / HISTORY
     index = {
         "files": names,
-        "recipe": read_json_object(folder / RECIPE),
+        "recipe": read_json_object(run_folder / RECIPE),
         "state": {**pointer, "best": None} if "best" in pointer else pointer,  # the best weights are not packed
         "history": history.read_text("utf-8") if history.is_file() else "",
     }
-    write_json_file_atomically(target / INDEX, index)
-    return [target / INDEX, *(target / name for name in names)]
+    write_json_file_atomically(packed_folder / INDEX, index)
+    return [packed_folder / INDEX, *(packed_folder / name for name in names)]
 
 
-def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
+def unpack_run(packed_folder: str | os.PathLike[str], run_folder: str | os.PathLike[str]) -> Path:
     """Write the folder of a run from its compact copy; return it.
 
     Args:
-        packed: folder that :func:`pack_run_lossily` wrote.
-        folder: new or empty folder.
+        packed_folder: folder that :func:`pack_run_lossily` wrote.
+        run_folder: new or empty folder.
 
     Raises:
         InputError: if the copy is incomplete or damaged, or the folder is not empty.
     """
-    packed, folder = Path(packed), Path(folder)
-    if not (packed / INDEX).is_file():
-        raise InputError(f"{packed}: expected a packed run, got a folder without {INDEX}")
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder}: expected a new or empty folder")
-    index = read_json_object(packed / INDEX)
-    unreadable = f"{packed / INDEX}: expected a packed run, cannot be read"
+    packed_folder, run_folder = Path(packed_folder), Path(run_folder)
+    if not (packed_folder / INDEX).is_file():
+        raise InputError(f"{packed_folder}: expected a packed run, got a folder without {INDEX}")
+    if run_folder.exists() and any(run_folder.iterdir()):
+        raise InputError(f"{run_folder}: expected a new or empty folder")
+    index = read_json_object(packed_folder / INDEX)
+    unreadable = f"{packed_folder / INDEX}: expected a packed run, cannot be read"
     try:
-        step, files = int(index["state"]["step"]), [packed / str(name) for name in index["files"]]
+        step, files = int(index["state"]["step"]), [packed_folder / str(name) for name in index["files"]]
         recipe, pointer, history = index["recipe"], index["state"], str(index["history"])
     except (KeyError, TypeError, ValueError):
         raise InputError(unreadable) from None
@@ -116,20 +116,20 @@ def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -
         states = _unpack_tensors(content)
     except (KeyError, RuntimeError):
         raise InputError(unreadable) from None
-    (folder / STATE).mkdir(parents=True, exist_ok=True)
+    (run_folder / STATE).mkdir(parents=True, exist_ok=True)
     for kind, tensors in states.items():
-        write_safetensors(folder / STATE / f"{step}.{kind}.safetensors", tensors)
-    write_safetensors(folder / WEIGHTS, states.get(_AVERAGE, states[_MODEL]))
-    write_json_file_atomically(folder / RECIPE, recipe)
-    with write_atomically(folder / HISTORY) as temporary:
+        write_safetensors(run_folder / STATE / f"{step}.{kind}.safetensors", tensors)
+    write_safetensors(run_folder / WEIGHTS, states.get(_AVERAGE, states[_MODEL]))
+    write_json_file_atomically(run_folder / RECIPE, recipe)
+    with write_atomically(run_folder / HISTORY) as temporary:
         temporary.write_text(history, "utf-8")
-    write_json_file_atomically(folder / STATE / POINTER, pointer)
-    return folder
+    write_json_file_atomically(run_folder / STATE / POINTER, pointer)
+    return run_folder
 
 
-def _iterate_packed_tensors(folder: Path, step: int) -> Iterator[tuple[str, Tensor]]:
+def _iterate_packed_tensors(state_folder: Path, step: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a packed run, by state, name and form."""
-    files = {state: folder / f"{step}.{state}.safetensors" for state in _STATES}
+    files = {state: state_folder / f"{step}.{state}.safetensors" for state in _STATES}
     states = {state: read_safetensors(path) for state, path in files.items() if path.is_file()}
     rounded: dict[str, Tensor] = {}
     for state, tensors in states.items():

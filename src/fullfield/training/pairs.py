@@ -31,7 +31,7 @@ def sample_synthetic_scene_points(rng: np.random.Generator, point_count: int = 6
 
     The same state of ``rng`` gives the same scene.
     """
-    surfaces = _build_street(rng) if rng.random() < _STREETS else _build_room(rng)
+    surfaces = _draw_street_surfaces(rng) if rng.random() < _STREETS else _draw_room_surfaces(rng)
     weights = np.array([surface.area for surface in surfaces]) * rng.uniform(0.7, 1.5, len(surfaces))
     counts = rng.multinomial(point_count, weights / weights.sum())
     points_by_surface = [
@@ -40,7 +40,7 @@ def sample_synthetic_scene_points(rng: np.random.Generator, point_count: int = 6
     return np.concatenate(points_by_surface)
 
 
-def _build_room(rng: RandomGenerator) -> list[SampledSurface]:
+def _draw_room_surfaces(rng: RandomGenerator) -> list[SampledSurface]:
     width, depth, height = rng.uniform((2.5, 2.5, 2.0), (7.0, 7.0, 3.2))
     x, y, z = np.eye(3)
     surfaces = [_build_sheet(rng, np.zeros(3), width * x, depth * y, 0.3)]
@@ -72,7 +72,7 @@ def _build_room(rng: RandomGenerator) -> list[SampledSurface]:
     return surfaces
 
 
-def _build_street(rng: RandomGenerator) -> list[SampledSurface]:
+def _draw_street_surfaces(rng: RandomGenerator) -> list[SampledSurface]:
     length, width = rng.uniform((25.0, 10.0), (60.0, 25.0))
     x, y, z = np.eye(3)
     surfaces = [_build_sheet(rng, np.array([-length / 2, -width / 2, 0.0]), length * x, width * y, 1.0)]
@@ -95,7 +95,7 @@ def _build_street(rng: RandomGenerator) -> list[SampledSurface]:
     return surfaces
 
 
-def _draw_relief(rng: RandomGenerator, relief_scale: float) -> Relief:
+def _draw_relief_function(rng: RandomGenerator, relief_scale: float) -> Relief:
     """Return a sum of waves; zero for a third of the surfaces."""
     relief_scale = 0.0 if rng.random() < 0.33 else relief_scale
     lengths = np.exp(rng.uniform(np.log(0.15), np.log(1.5), 5)) * max(relief_scale, 0.3)
@@ -115,7 +115,7 @@ def _build_sheet(
 ) -> SampledSurface:
     normal = np.cross(along, across)
     area, length, width = (float(np.linalg.norm(v)) for v in (normal, along, across))
-    relief, normal = _draw_relief(rng, relief_scale), normal / area
+    relief, normal = _draw_relief_function(rng, relief_scale), normal / area
 
     def compute_points(u: Floats, v: Floats) -> Floats:
         points: Floats = (
@@ -155,7 +155,7 @@ def _build_tube(
     up = axis / long
     side = np.cross(up, (1.0, 0.0, 0.0) if abs(up[0]) < 0.9 else (0.0, 1.0, 0.0))
     side /= np.linalg.norm(side)
-    front, relief, start = np.cross(up, side), _draw_relief(rng, 0.3), rng.uniform(0, 2 * np.pi)
+    front, relief, start = np.cross(up, side), _draw_relief_function(rng, 0.3), rng.uniform(0, 2 * np.pi)
 
     def compute_points(u: Floats, v: Floats) -> Floats:
         angle = start + 2 * np.pi * turns * u
@@ -172,7 +172,7 @@ def _build_tube(
 
 def _build_ellipsoid(rng: RandomGenerator, center: Floats, radii: Floats, roughness: float) -> SampledSurface:
     """Return an ellipsoid."""
-    axes, relief = _draw_random_axes(rng), _draw_relief(rng, roughness)
+    axes, relief = _draw_random_axes(rng), _draw_relief_function(rng, roughness)
 
     def compute_points(u: Floats, v: Floats) -> Floats:
         angle, height = 2 * np.pi * u, 2 * v - 1
@@ -280,7 +280,7 @@ class OverlappingPair(NamedTuple):
     matches: Ints  # [K, 2] into the two rows: mutual nearest within MAX_MATCH_DISTANCE
 
     @property
-    def moved_described_points(self) -> Floats:
+    def source_descriptor_points_in_target(self) -> Floats:
         """Return the described points of the source [N, 3], moved by the true transform."""
         return apply_transform(self.truth, self.source.points[self.source.described_rows])
 
@@ -334,13 +334,15 @@ def _subsample_points(points: Floats, rng: RandomGenerator, max_points: int) -> 
     return points if len(points) <= max_points else points[rng.choice(len(points), max_points, replace=False)]
 
 
-def match_mutual_nearest_points(moved: Floats, target: Floats, max_distance: float = MAX_MATCH_DISTANCE) -> Ints:
-    """Return the rows [K, 2] of ``moved`` and ``target`` that are mutual nearest, within ``max_distance``."""
-    if not len(moved) or not len(target):
+def match_mutual_nearest_points(
+    source_in_target: Floats, target: Floats, max_distance: float = MAX_MATCH_DISTANCE
+) -> Ints:
+    """Return the rows [K, 2] of both clouds whose points are mutual nearest, within ``max_distance``."""
+    if not len(source_in_target) or not len(target):
         return np.empty((0, 2), np.int64)
-    distances, forth = (column[:, 0] for column in find_nearest(target, moved))
-    back = find_nearest(moved, target)[1][:, 0]
-    rows = np.flatnonzero((back[forth] == np.arange(len(moved))) & (distances <= max_distance))
+    distances, forth = (column[:, 0] for column in find_nearest(target, source_in_target))
+    back = find_nearest(source_in_target, target)[1][:, 0]
+    rows = np.flatnonzero((back[forth] == np.arange(len(source_in_target))) & (distances <= max_distance))
     return np.stack((rows, forth[rows]), 1)
 
 
@@ -353,7 +355,7 @@ def _draw_rotation(rng: RandomGenerator) -> Floats:
 
 
 def _simulate_partial_view(points: Floats, rng: RandomGenerator) -> Floats:
-    cloud = points[rng.random(len(points)) < _compute_keep_probability(points, rng)]
+    cloud = points[rng.random(len(points)) < _draw_keep_probabilities(points, rng)]
     if len(cloud) and rng.random() < 0.25:
         low, high = cloud.min(0), cloud.max(0)  # the eye is in the box around the points, or a little outside
         cloud = cloud[_is_visible_from(cloud, (low + high) / 2 + rng.uniform(-0.65, 0.65, 3) * (high - low))]
@@ -377,7 +379,7 @@ def _bend_points_by_waves(points: Floats, rng: RandomGenerator) -> Floats:
     return bent
 
 
-def _compute_keep_probability(points: Floats, rng: RandomGenerator) -> Floats:
+def _draw_keep_probabilities(points: Floats, rng: RandomGenerator) -> Floats:
     """Return the keep probability [N]: uniform, or falling along one direction."""
     highest = rng.uniform(0.35, 0.95)
     if rng.random() < 0.5:

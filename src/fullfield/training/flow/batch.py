@@ -20,7 +20,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
 from fullfield.ops.consistency import compute_flow_targets_and_mark_inside
-from fullfield.training.workers import create_worker_context, exit_with_parent_process
+from fullfield.training.workers import create_worker_context_and_start_fork_server, ignore_sigint_and_exit_with_parent
 
 PairCounter: TypeAlias = Callable[[int], int]  # from a batch's index to the number of its pairs
 
@@ -140,10 +140,12 @@ class PrefetchedBatches(Generic[T]):
             sampler=requests,  # without an end, and used once
             num_workers=self._workers,
             pin_memory=self._pin,
-            multiprocessing_context=create_worker_context(type(self).__module__, self._make.__module__),
+            multiprocessing_context=create_worker_context_and_start_fork_server(
+                type(self).__module__, self._make.__module__
+            ),
             prefetch_factor=_AHEAD,
             generator=torch.Generator(),  # else it would take numbers from the training's
-            worker_init_fn=partial(exit_with_parent_process, multiprocessing.util.get_temp_dir()),
+            worker_init_fn=partial(ignore_sigint_and_exit_with_parent, multiprocessing.util.get_temp_dir()),
         )
 
 

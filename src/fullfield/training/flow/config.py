@@ -97,16 +97,16 @@ class FlowTraining(Config):
         by_time = 0.0 if self.seconds is None else seconds / self.seconds
         return min(1.0, max(step / self.steps, by_time))
 
-    def compute_learning_rate(self, completed: float) -> float:
+    def compute_learning_rate(self, completed_fraction: float) -> float:
         """Return the learning rate after this share of the training."""
-        if completed < self.warmup:
-            return self.learning_rate * (_START + (1 - _START) * completed / self.warmup)
+        if completed_fraction < self.warmup:
+            return self.learning_rate * (_START + (1 - _START) * completed_fraction / self.warmup)
         if self.schedule == "one-cycle":
-            fall = (completed - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 0.0
+            fall = (completed_fraction - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 0.0
             return self.learning_rate * (1 - (1 - self.last) * min(1.0, fall))
-        if self.decay == 0 or completed <= 1 - self.decay:
+        if self.decay == 0 or completed_fraction <= 1 - self.decay:
             return self.learning_rate
-        left = max(0.0, (1 - completed) / self.decay)
+        left = max(0.0, (1 - completed_fraction) / self.decay)
         return self.learning_rate * (self.last + (1 - self.last) * (1 - math.sqrt(1 - left)))
 
 

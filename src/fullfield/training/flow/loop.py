@@ -385,7 +385,7 @@ class _TrainingLoop:
             return
         is_validation_step = training_stops or self.rows % self.run.validate_every == 0
         self.validation_due = self.validation is not None and is_validation_step
-        self.run_folder.save_checkpoint(
+        self.run_folder.save_checkpoint_and_remove_older(
             self._get_checkpointed_modules(), self.stepper.optimizer, self.history, self._collect_resume_state()
         )
         self._write_averaged_weights(self.run_folder.folder)

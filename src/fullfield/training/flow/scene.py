@@ -339,8 +339,3 @@ def _build_depth_sorted_scenes(
         noise=torch.from_numpy(seeds),
         meshes=placement,
     )
-
-
-def _append_zero_layers(values: NDArray[Any], count: int) -> NDArray[Any]:
-    """Append zeros for ``count`` layers to values [B, L, ...]."""
-    return np.concatenate([values, np.zeros((len(values), count, *values.shape[2:]), values.dtype)], 1)

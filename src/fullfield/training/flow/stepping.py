@@ -17,7 +17,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._kernels.cache_folder import log_warning_or_print_unless_quiet
 from fullfield.ops import _launching
-from fullfield.training.checkpoint import DivergedError, list_non_finite_tensors
+from fullfield.training.checkpoint import DivergedError, list_non_finite_tensor_names
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import FlowTraining
 from fullfield.training.flow.loss import (
@@ -56,7 +56,7 @@ class AveragedWeights:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         both = zip(_list_parameters_and_buffers(self.model), _list_parameters_and_buffers(model), strict=True)
         pairs = [(own, its) for own, its in both if own.numel() and own.data_ptr() != its.data_ptr()]
-        unbounded = list_non_finite_tensors({str(number): own for number, (own, _) in enumerate(pairs)})
+        unbounded = list_non_finite_tensor_names({str(number): own for number, (own, _) in enumerate(pairs)})
         self._own, self._its, self._own_other, self._its_other = (list[Tensor]() for _ in range(4))
         for number, (own, its) in enumerate(pairs):
             averaged = own.is_floating_point() and str(number) not in unbounded
