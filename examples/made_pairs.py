@@ -7,11 +7,11 @@ Generate frames with known flow and occlusion; nothing is downloaded.
 
 from fullfield.io import write_image
 from fullfield.training.flow.pairs import PairGenerator
-from fullfield.training.flow.pictures import create_procedural_pictures
+from fullfield.training.flow.pictures import create_procedural_picture_pack
 from fullfield.viz import draw_sheet, draw_wheel_legend, flow_to_image, frame_to_image, measure_max_motion
 
-# A pack of photos: load_picture_pack("pack.zip").
-pictures = create_procedural_pictures(20, size=128, seed=1, shapes=40)
+# A pack of photos: load_or_create_picture_pack("pack.zip").
+pictures = create_procedural_picture_pack(20, size=128, seed=1, shape_count=40)
 pairs = PairGenerator((64, 96), seed=8, pictures=pictures)
 batch = pairs.batch(0, 2)  # on a GPU: device="cuda", and 32 at a time
 

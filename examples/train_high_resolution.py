@@ -14,11 +14,11 @@ import torch
 from fullfield.models import SEARAFT, SEARAFTConfig
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
 from fullfield.training.flow import FlowRun, FlowTraining, PairGenerator, train_flow
-from fullfield.training.flow.pictures import create_procedural_pictures
+from fullfield.training.flow.pictures import create_procedural_picture_pack
 
 SIZE = (64, 64)  # (1088, 1920) on a GPU
 torch.manual_seed(0)
-pairs = PairGenerator(SIZE, seed=1, pictures=create_procedural_pictures(8, 128, shapes=16))
+pairs = PairGenerator(SIZE, seed=1, pictures=create_procedural_picture_pack(8, 128, shape_count=16))
 
 # %%
 # Train with checkpoints and a schedule. ``fullfield flow --weights`` reads the resulting weights.

@@ -50,7 +50,7 @@ from fullfield.training.flow import Augmentation, AugmentedPairs, FlowTraining, 
 from fullfield.training.flow.batch import PairSource
 from fullfield.training.flow.config import COMPILED, LOSSES, MIXTURE, PRECISIONS
 from fullfield.training.flow.loop import BatchPrefetcher
-from fullfield.training.flow.pictures import load_picture_pack
+from fullfield.training.flow.pictures import load_or_create_picture_pack
 from fullfield.training.flow.ranks import Ranks
 from fullfield.training.flow.stepping import TrainingStepper, choose_training_precision, raise_if_diverged
 
@@ -186,7 +186,7 @@ def mixture(args: argparse.Namespace, device: torch.device) -> PairSource:
     if args.cut is not None and any(cut > side for cut, side in zip(args.cut, args.size, strict=True)):
         full, cut = (f"{width}x{height}" for height, width in (args.size, args.cut))
         raise InputError(f"--cut: expected at most {full}, the --size, got {cut}")
-    pictures: Any = None if args.pictures is None else load_picture_pack(args.pictures)
+    pictures: Any = None if args.pictures is None else load_or_create_picture_pack(args.pictures)
     workers = max(1, (os.cpu_count() or 2) // 8) if device.type == "cuda" else 0
     parts = []
     for style, share in map(style_of, args.mixture):
@@ -297,10 +297,10 @@ def main(arguments: list[str] | None = None) -> None:
     while done < 1.0:
         rate = training.compute_learning_rate(done)
         stepper.train_on_batch(
-            pairs.take_batch(step), step, learning_rate=rate, include_occluded=done >= training.visible
+            pairs.take_or_fetch_batch(step), step, learning_rate=rate, include_occluded=done >= training.visible
         )
         step += 1
-        pairs.enqueue_batch(step)
+        pairs.prefetch_batch(step)
         share = training.compute_completed_fraction(step, seconds)
         scored = share >= (due[0] if due else 1.0)
         if scored or step % _READ == 0:

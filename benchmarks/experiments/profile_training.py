@@ -27,7 +27,7 @@ from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneS
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import MIXTURE
 from fullfield.training.flow.loop import BatchPrefetcher
-from fullfield.training.flow.pictures import load_picture_pack
+from fullfield.training.flow.pictures import load_or_create_picture_pack
 from fullfield.training.flow.ranks import Ranks
 from fullfield.training.flow.stepping import TrainingStepper
 
@@ -103,15 +103,15 @@ def measure(text: str, args: argparse.Namespace, source: Mixture, result: dict[s
     ahead = BatchPrefetcher(source, args.batch, device, Ranks())
 
     def both(number: int) -> None:
-        stepper.train_on_batch(ahead.take_batch(number), number, learning_rate=1e-4)
-        ahead.enqueue_batch(number + 1)
+        stepper.train_on_batch(ahead.take_or_fetch_batch(number), number, learning_rate=1e-4)
+        ahead.prefetch_batch(number + 1)
 
     timed(both, 12)  # the processes that draw scenes start
     result["loop"] = timed(lambda number: both(12 + number), args.steps)
     result["loop"]["pairs_per_second"] = round(1e3 * args.batch / result["loop"]["ms"], 1)
     result["reading_of_loop"] = stepper.read_and_reset_means()._asdict()
-    result["scenes"] = timed(lambda number: ahead.enqueue_batch(13 + args.steps + number), 30)
-    result["scene_kernels"] = kernels(lambda number: ahead.enqueue_batch(43 + args.steps + number), 4)[:30]
+    result["scenes"] = timed(lambda number: ahead.prefetch_batch(13 + args.steps + number), 30)
+    result["scene_kernels"] = kernels(lambda number: ahead.prefetch_batch(43 + args.steps + number), 4)[:30]
 
 
 def main() -> None:
@@ -139,7 +139,7 @@ def main() -> None:
         "mixture": args.mixture,
         "cases": [],
     }
-    pictures: Any = load_picture_pack(args.pictures)
+    pictures: Any = load_or_create_picture_pack(args.pictures)
     mixture = {style: float(share) for style, _, share in (text.partition("=") for text in args.mixture)}
     for text in args.cases:
         parts = []

@@ -26,7 +26,7 @@ from benchmarks.stored import state_conditions
 from fullfield.io.files import write_atomically
 from fullfield.ops.point_norm import point_norm
 from fullfield.training.flow.convex_loss import convex_mixture_loss
-from fullfield.training.flow.convex_loss.reference import compute_loss_sums
+from fullfield.training.flow.convex_loss.reference import compute_loss_and_error_sums
 
 SOURCES = ("src/fullfield/training/flow/convex_loss/*.cu", "src/fullfield/ops/point_norm/*.cu")
 REPEATS = 20
@@ -61,7 +61,7 @@ def time_convex_loss(dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     mask = torch.randn(_BATCH, 576, _HEIGHT, _WIDTH, device="cuda").to(dtype).requires_grad_()
     truth = torch.randn(_BATCH, 2, *fine, device="cuda")
     valid = torch.rand(_BATCH, *fine, device="cuda") > 0.1
-    compiled = torch.compile(compute_loss_sums)
+    compiled = torch.compile(compute_loss_and_error_sums)
 
     def backpropagate(loss: Tensor) -> None:
         field.grad = mask.grad = None
@@ -69,7 +69,7 @@ def time_convex_loss(dtype: torch.dtype) -> Iterator[dict[str, Any]]:
 
     forms: dict[str, Callable[[], None]] = {
         "kernel": lambda: backpropagate(convex_mixture_loss(field, mask, truth, valid)[0]),
-        "operators": lambda: backpropagate(compute_loss_sums(field, mask, truth, valid, 8, 0.0, 10.0)[0]),
+        "operators": lambda: backpropagate(compute_loss_and_error_sums(field, mask, truth, valid, 8, 0.0, 10.0)[0]),
         "compiled": lambda: backpropagate(compiled(field, mask, truth, valid, 8, 0.0, 10.0)[0]),
     }
     for name, call in forms.items():

@@ -19,8 +19,8 @@ CALL = ["training", "--device", "cpu", "--sizes", "64x64", "--networks", "raft-s
 
 @pytest.fixture(autouse=True)
 def _few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = steps.create_procedural_pictures
-    monkeypatch.setattr(steps, "create_procedural_pictures", lambda _: drawn(2, 32, shapes=4))
+    drawn = steps.create_procedural_picture_pack
+    monkeypatch.setattr(steps, "create_procedural_picture_pack", lambda _: drawn(2, 32, shape_count=4))
     monkeypatch.setattr(steps, "PairGenerator", partial(steps.PairGenerator, style=SceneStyle(instants=1)))
 
 

@@ -19,8 +19,10 @@ OUT = ("pairs", "-o", "made", "--size", "48x32", "--count")
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing 64 pictures of 512 px and 500 shapes takes seconds, and so do exposures of twelve instants."""
-    drawn = pictures.create_procedural_pictures
-    monkeypatch.setattr(pictures, "create_procedural_pictures", lambda *_args, **_options: drawn(4, 64, 0, shapes=8))
+    drawn = pictures.create_procedural_picture_pack
+    monkeypatch.setattr(
+        pictures, "create_procedural_picture_pack", lambda *_args, **_options: drawn(4, 64, 0, shape_count=8)
+    )
     monkeypatch.setitem(PRESETS, "usual", PRESETS["usual"].replace(instants=2))
 
 

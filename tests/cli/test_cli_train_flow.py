@@ -51,8 +51,8 @@ def test_train_flow_default_pairs_mix_styles() -> None:
 
 
 def test_train_flow_writes_weights_that_flow_reads(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = pictures.create_procedural_pictures(count=4, size=64, shapes=4)
-    monkeypatch.setattr(pictures, "create_procedural_pictures", lambda **_options: few)
+    few = pictures.create_procedural_picture_pack(count=4, size=64, shape_count=4)
+    monkeypatch.setattr(pictures, "create_procedural_picture_pack", lambda **_options: few)
     for name in ("usual", "figures"):  # exposures of twelve instants take seconds
         monkeypatch.setitem(PRESETS, name, PRESETS[name].replace(instants=2))
     makers: list[tuple[int, SceneStyle]] = []

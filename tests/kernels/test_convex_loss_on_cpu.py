@@ -53,7 +53,7 @@ def test_convex_loss_kernels_equal_reference(
     low, high = -2.0, 4.0
 
     def exact(f: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
-        return reference.compute_loss_sums(f, m, truth.double(), counted, 8, low, high)
+        return reference.compute_loss_and_error_sums(f, m, truth.double(), counted, 8, low, high)
 
     def ours(f: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
         return convex_mixture_loss(f, m, truth, counted, log_scale_min=low, log_scale_max=high)

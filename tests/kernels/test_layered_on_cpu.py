@@ -35,7 +35,7 @@ def test_renderer_kernels_equal_reference(size: tuple[int, int], style: str) -> 
     """Kernels and definition agree but for pixels on an edge, where the last bit decides."""
     held, style_of_scenes = atlas(), replace(SceneStyle.from_preset(style), instants=3)
     assert held.meshes is not None
-    counts = {"pictures": held.count, "shapes": len(held.shapes), "meshes": held.meshes.table}
+    counts = {"picture_count": held.count, "shape_count": len(held.shapes), "mesh_table": held.meshes.table}
     scenes = sample_scenes(range(6), size, seed=4, style=style_of_scenes, **counts)
     found, expected = (render_pairs(scenes, held, size, backend=backend) for backend in ("cuda", "reference"))
     for name, one, other in zip(found._fields, found, expected, strict=True):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.training.flow.mesh_shapes import create_procedural_meshes
-from fullfield.training.flow.pictures import load_picture_pack, read_pack_manifest
+from fullfield.training.flow.pictures import load_or_create_picture_pack, read_pack_manifest
 from tools.__main__ import main
 from tools.meshes.glb import Model, UnreadableModelError
 from tools.meshes.reduce import reduce_model
@@ -180,7 +180,7 @@ def test_mesh_pack_lists_and_loads_meshes(capsys: pytest.CaptureFixture[str]) ->
     assert [line.split(":")[0] for line in lines if "equals" not in line] == ["cut.glb", "text.glb"]
     (entry,) = read_pack_manifest("pack.zip")["meshes"]
     assert (entry["author"], entry["licence"], entry["poses"]) == ("Me", "CC0-1.0", [6])
-    pack = load_picture_pack("pack.zip", size=64, drawn_shapes=1)
+    pack = load_or_create_picture_pack("pack.zip", size=64, procedural_shape_count=1)
     assert pack.meshes is not None
     assert pack.meshes.table.pose_counts[:2].tolist() == [6, 1]  # procedural ones follow
     pack.meshes.check_fields()
@@ -189,7 +189,7 @@ def test_mesh_pack_lists_and_loads_meshes(capsys: pytest.CaptureFixture[str]) ->
     again = WORDS.replace("pictures.zip", "pack.zip").replace("-o pack.zip", "-o more.zip")
     assert main([*again.split(), "--skip", "same|cut|text"]) == 0
     assert len(read_pack_manifest("more.zip")["meshes"]) == 2
-    assert load_picture_pack("pictures.zip", size=64, drawn_shapes=1).meshes is None
+    assert load_or_create_picture_pack("pictures.zip", size=64, procedural_shape_count=1).meshes is None
 
 
 @pytest.mark.usefixtures("folder")
@@ -199,7 +199,7 @@ def test_load_picture_pack_refuses_damaged_mesh_pack() -> None:
         for name in old.namelist():
             new.writestr(name, old.read(name)[:-3] if name == "meshes.bin" else old.read(name))
     with pytest.raises(InputError, match=r"^bad\.zip: "):
-        load_picture_pack("bad.zip", size=64)
+        load_or_create_picture_pack("bad.zip", size=64)
 
 
 @pytest.mark.usefixtures("folder")

@@ -17,7 +17,12 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.io import write_image
-from fullfield.training.flow.pictures import format_licences, load_picture_pack, read_pack_manifest, unpack_masks
+from fullfield.training.flow.pictures import (
+    format_licences,
+    load_or_create_picture_pack,
+    read_pack_manifest,
+    unpack_masks,
+)
 from fullfield.training.flow.procedural import MARGIN, create_procedural_shapes
 from tools.textures.pack import (
     build_pack,
@@ -175,7 +180,7 @@ def test_build_pack_reads_debian_archive(tmp_path: Path) -> None:
     assert "- `data/free/` a.png, leaf.png" in text
     assert "shared" not in text
 
-    loaded = load_picture_pack(tmp_path / "pack.zip", size=128, drawn_shapes=5)
+    loaded = load_or_create_picture_pack(tmp_path / "pack.zip", size=128, procedural_shape_count=5)
     assert loaded.pictures.shape == (8, 128, 128, 3)  # 200 × 260: four crops of each
     assert loaded.pictures.dtype == torch.uint8
     assert loaded.shapes.shape == (6, 128, 128)
@@ -217,7 +222,7 @@ def test_build_pack_reads_wheel_and_npm_package(tmp_path: Path) -> None:
         ("@pmndrs/assets", "3.4.5", "hdri/park.exr", "Poly Haven", "piece 1 of 2"),
         ("@pmndrs/assets", "3.4.5", "hdri/park.exr", "Poly Haven", "piece 2 of 2"),
     ]
-    mapped = load_picture_pack(tmp_path / "pack.zip", size=128, drawn_shapes=0).pictures[1].float()
+    mapped = load_or_create_picture_pack(tmp_path / "pack.zip", size=128, procedural_shape_count=0).pictures[1].float()
     assert 60 < mapped.median() < 190  # exposed for the middle
 
 

@@ -17,7 +17,7 @@ from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig
 from fullfield.training.flow import FlowTraining
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.pairs import PairGenerator
-from fullfield.training.flow.pictures import create_procedural_pictures
+from fullfield.training.flow.pictures import create_procedural_picture_pack
 from fullfield.training.flow.stepping import TrainingStepper
 
 _NEAR = 0.02  # relative difference of the first step's loss: half precision
@@ -41,7 +41,7 @@ class Plan:
 
 def cases(plan: Plan, note: Note) -> Cases:
     """One case for each size and network."""
-    pictures = create_procedural_pictures(32)
+    pictures = create_procedural_picture_pack(32)
     for size, batch in plan.problems:
         for network in plan.networks:
             label = f"{network} {size[1]}x{size[0]}, batch {batch}"

@@ -30,9 +30,9 @@ import sys
 from fullfield.registration.learned_network import DescriptorConfig
 from fullfield.training import DescriptorTraining, train_descriptor
 from fullfield.training.flow import PairGenerator
-from fullfield.training.flow.pictures import create_procedural_pictures
+from fullfield.training.flow.pictures import create_procedural_picture_pack
 if __name__ == "__main__":
-    pairs = PairGenerator((24, 32), pictures=create_procedural_pictures(2, 16, shapes=2), workers=1)
+    pairs = PairGenerator((24, 32), pictures=create_procedural_picture_pack(2, 16, shape_count=2), workers=1)
     pairs.prefetch(0, 1, lambda _: 1)
     pairs.batch(0, 1)
     tiny = DescriptorTraining(

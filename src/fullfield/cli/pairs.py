@@ -55,7 +55,7 @@ def run_command(args: argparse.Namespace) -> int:
 
     from fullfield.training.flow.pair_files import write_missing_pairs
     from fullfield.training.flow.pairs import PairGenerator
-    from fullfield.training.flow.pictures import load_picture_pack
+    from fullfield.training.flow.pictures import load_or_create_picture_pack
 
     methods.limit_cpu_threads_unless_none(args.threads)
     watch = report.Stopwatch()
@@ -65,7 +65,7 @@ def run_command(args: argparse.Namespace) -> int:
     ):
         style = SceneStyle.from_preset(args.style)
         progress(0.0, "reading pictures")
-        pictures = load_picture_pack(args.textures)
+        pictures = load_or_create_picture_pack(args.textures)
         watch.add_lap("pictures")
         args.device = methods.resolve_auto_device(args.device)
         pairs = PairGenerator(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)

@@ -163,7 +163,7 @@ def run_command(args: argparse.Namespace) -> int:
 
     from fullfield.training.flow import FlowRun, train_flow
     from fullfield.training.flow.curves import FlowRow
-    from fullfield.training.flow.ranks import choose_rank_device, join_process_group
+    from fullfield.training.flow.ranks import choose_rank_device, join_process_group_if_distributed
     from fullfield.training.flow.stepping import choose_training_precision
 
     methods.limit_cpu_threads_unless_none(args.threads)
@@ -201,7 +201,10 @@ def run_command(args: argparse.Namespace) -> int:
         if not args.quiet:
             report.print_note(f"{args.output}: continues from step {step}")
 
-    with join_process_group(device) as team, _defer_first_ctrl_c(is_only_process=team.count == 1) as is_interrupted:
+    with (
+        join_process_group_if_distributed(device) as team,
+        _defer_first_ctrl_c(is_only_process=team.count == 1) as is_interrupted,
+    ):
         with (
             ProgressBar("train", quiet=args.quiet or not team.is_first) as progress,
             rename_arguments_in_errors(**words),
@@ -355,14 +358,14 @@ class _PairGeneratorFactory:
 
     def __call__(self, style: SceneStyle, seed: int, workers: int = 0) -> PairSource:
         from fullfield.training.flow.pairs import PairGenerator
-        from fullfield.training.flow.pictures import load_picture_pack
+        from fullfield.training.flow.pictures import load_or_create_picture_pack
 
         if self._pictures is None:
             if self._args.pictures is None and not self._args.quiet:
                 report.print_note(
                     "drawing the pictures of synthetic pairs, which takes seconds; --pictures PACK has some"
                 )
-            self._pictures = load_picture_pack(self._args.pictures)
+            self._pictures = load_or_create_picture_pack(self._args.pictures)
         how: dict[str, Any] = {"pictures": self._pictures, "style": style, "workers": workers}
         pairs = PairGenerator(self._args.size, seed=seed, device=self._device, **how)
         self._pictures = pairs.atlas

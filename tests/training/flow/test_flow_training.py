@@ -348,17 +348,17 @@ def test_train_flow_continues_every_kind_of_run(
         assert actual["mask"].tolist() == [0.0, float("-inf")]
     if kind is Updated:
         assert set(full.seen) == {1, 2, 3}
-        assert full.seen == [training.draw_update_count(step) for step in range(8)]
+        assert full.seen == [training.get_or_draw_update_count(step) for step in range(8)]
         assert resumed.seen == full.seen[4:]
 
 
 def test_choose_update_count_is_uniform_and_seeded() -> None:
     training = TRAINING.replace(updates=(1, 3))
     drawn, other = (
-        [each.draw_update_count(step) for step in range(8)] for each in (training, training.replace(seed=4))
+        [each.get_or_draw_update_count(step) for step in range(8)] for each in (training, training.replace(seed=4))
     )
     assert drawn != other
-    drawn = [FlowTraining(updates=(4, 12)).draw_update_count(step) for step in range(2000)]
+    drawn = [FlowTraining(updates=(4, 12)).get_or_draw_update_count(step) for step in range(2000)]
     assert set(drawn) == set(range(4, 13))
     assert min(drawn.count(number) for number in range(4, 13)) > 150
 
@@ -461,12 +461,18 @@ def test_train_flow_failed_process_ends_others(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(ranks_module, "_failed", False)
-    with pytest.raises(InputError) if fails else nullcontext(), ranks_module.join_process_group(torch.device(device)):
+    with (
+        pytest.raises(InputError) if fails else nullcontext(),
+        ranks_module.join_process_group_if_distributed(torch.device(device)),
+    ):
         if fails:
             raise InputError("folder: another run")
     assert calls == {"init_process_group": 1, "destroy_process_group": closed}
     if not closed:
-        refuses("torchrun: expected a new process", ranks_module.join_process_group(torch.device("cpu")).__enter__)
+        refuses(
+            "torchrun: expected a new process",
+            ranks_module.join_process_group_if_distributed(torch.device("cpu")).__enter__,
+        )
 
 
 def test_train_flow_stops_after_time_limit(tmp_path: Path) -> None:
@@ -670,7 +676,7 @@ def test_stepper_compiles_network_parts_once(
     training = TRAINING.replace(updates=(1, 4), compile="default")
     stepper = TrainingStepper(network(Many).train(), training)
     steps(stepper, scenes, 24)
-    assert {training.draw_update_count(step) for step in range(24)} == {1, 2, 3, 4}
+    assert {training.get_or_draw_update_count(step) for step in range(24)} == {1, 2, 3, 4}
     assert len(compiled) == 1
     first, second = messages()
     assert first == "compiling the network (torch.compile, default); this may take a minute, or longer ..."
@@ -809,7 +815,7 @@ def test_train_flow_stores_no_nonfinite_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, rank: int
 ) -> None:
     """The losses and the validation's errors stay finite; processes that store nothing stop as well."""
-    monkeypatch.setattr(loop, "join_process_group", lambda _: nullcontext(Ranks(rank)))
+    monkeypatch.setattr(loop, "join_process_group_if_distributed", lambda _: nullcontext(Ranks(rank)))
     model, errors = network(), iter([3.0, 2.0, 1.0])
 
     def spoiled(index: int, batch: FlowBatch) -> FlowBatch:

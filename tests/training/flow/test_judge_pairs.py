@@ -16,7 +16,7 @@ from fullfield.io import write_flow
 from fullfield.models import RAFT, RAFTConfig, load_weights
 from fullfield.training.flow import SceneStyle
 from fullfield.training.flow.config import MIXTURE
-from fullfield.training.flow.pictures import create_procedural_pictures
+from fullfield.training.flow.pictures import create_procedural_picture_pack
 from refusals import refuses
 
 SMALL = ("--size", "32x24", "--batch", "1", "--updates", "1", "--scored-updates", "1", "--device", "cpu", "--mixture")
@@ -26,8 +26,8 @@ SMALL = ("--size", "32x24", "--batch", "1", "--updates", "1", "--scored-updates"
 def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, with random weights and one real pair."""
     module = judge_pairs
-    drawn = create_procedural_pictures(2, 32, shapes=4)
-    monkeypatch.setattr("fullfield.training.flow.pairs.create_procedural_pictures", lambda: drawn)
+    drawn = create_procedural_picture_pack(2, 32, shape_count=4)
+    monkeypatch.setattr("fullfield.training.flow.pairs.create_procedural_picture_pack", lambda: drawn)
     monkeypatch.setattr(module, "DATA", tmp_path)
     monkeypatch.setattr(module, "_UNSEEN", 1)
     (tmp_path / "weights").mkdir()

@@ -134,9 +134,9 @@ def test_render_pairs_on_gpu_equals_reference(style: SceneStyle) -> None:
     held = atlas("cuda")
     meshes = create_procedural_meshes(5)
     held.meshes = meshes.to("cuda")
-    scenes = sample_scenes(range(6), (96, 130), seed=2, pictures=2, shapes=1, meshes=meshes.table, style=style).to(
-        "cuda"
-    )
+    scenes = sample_scenes(
+        range(6), (96, 130), seed=2, picture_count=2, shape_count=1, mesh_table=meshes.table, style=style
+    ).to("cuda")
     found, expected = (render_pairs(scenes, held, (96, 130), backend=backend) for backend in ("cuda", "reference"))
     for name, one, other in zip(found._fields, found, expected, strict=True):
         away = (one.float() - other.float()).abs()

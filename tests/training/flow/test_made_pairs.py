@@ -16,7 +16,7 @@ from fullfield.training.flow.config import MIXTURE, PRESETS, SceneStyle
 from fullfield.training.flow.layered import SQUARE, LayeredScenes, PictureAtlas
 from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, TEXTURE
 from fullfield.training.flow.pairs import PairGenerator
-from fullfield.training.flow.pictures import PicturePack, create_procedural_pictures
+from fullfield.training.flow.pictures import PicturePack, create_procedural_picture_pack
 from fullfield.training.flow.scene import sample_scenes
 from fullfield.training.flow.weather import draw_veils_inplace, sample_veils_if_any
 from refusals import refuses
@@ -29,7 +29,7 @@ STYLE = SceneStyle(blur=0, noise=0, gamma=1, instants=2)
 
 @pytest.fixture(scope="module")
 def pictures() -> PicturePack:
-    return create_procedural_pictures(4, 32, shapes=4)
+    return create_procedural_picture_pack(4, 32, shape_count=4)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_pair_generator_flow_matches_frames(maker: PairGenerator) -> None:
 
 def test_scene_style_motion_scales_generated_motion() -> None:
     numbers = range(200)
-    kwargs = {"seed": 0, "pictures": 5, "shapes": 5}
+    kwargs = {"seed": 0, "picture_count": 5, "shape_count": 5}
 
     def shift(style: SceneStyle) -> float:
         scenes = sample_scenes(numbers, (368, 496), style=style, **kwargs)
@@ -128,7 +128,9 @@ HANGS_ON = dict.fromkeys(UPPER, BODY) | {9: 5, 10: 6, 11: 7}
 def drawn(count: int, **style: float) -> Drawn:
     """``sample_scenes``, watched."""
     with mock.patch.object(scene, "_build_depth_sorted_scenes", wraps=scene._build_depth_sorted_scenes) as ordered:
-        scenes = sample_scenes(range(count), (368, 496), seed=5, pictures=50, shapes=40, style=SceneStyle(**style))
+        scenes = sample_scenes(
+            range(count), (368, 496), seed=5, picture_count=50, shape_count=40, style=SceneStyle(**style)
+        )
     bodies, _, _, paint, ids, *_ = ordered.call_args.args
     return Drawn(scenes, bodies, bodies.compute_card_to_frame_matrices(), paint, ids)
 
@@ -278,7 +280,7 @@ def test_scene_style_presets_differ() -> None:
 
 def test_scene_style_bodies_keep_cards_unchanged() -> None:
     numbers = range(40)
-    kwargs = {"seed": 0, "pictures": 5, "shapes": 5}
+    kwargs = {"seed": 0, "picture_count": 5, "shape_count": 5}
     plain = sample_scenes(numbers, (48, 64), style=SceneStyle(), **kwargs)
     lively = sample_scenes(numbers, (48, 64), style=SceneStyle(bodies=0.5), **kwargs)
     is_solid = (lively.ids[..., 1] == ELLIPSOID) & (torch.arange(lively.ids.shape[1]) < lively.counts[:, None])
@@ -335,7 +337,9 @@ def test_scene_style_dark_scales_colours() -> None:
 
 def test_scene_style_haze_reaches_meshes(pictures: PicturePack) -> None:
     plain, hazy = (
-        PairGenerator(SMALL, pictures=pictures, style=SceneStyle(meshes=1, haze=share))._drawn.take_batch(0, 20)[0]
+        PairGenerator(SMALL, pictures=pictures, style=SceneStyle(meshes=1, haze=share))._drawn.take_or_build_batch(
+            0, 20
+        )[0]
         for share in (0, 1)
     )
     assert plain.meshes is not None
@@ -350,7 +354,9 @@ def test_scene_style_haze_reaches_meshes(pictures: PicturePack) -> None:
 
 def test_scene_style_plain_meshes_have_colours_alone(pictures: PicturePack) -> None:
     textured, plain = (
-        PairGenerator(SMALL, pictures=pictures, style=SceneStyle(meshes=1, plain_meshes=share))._drawn.take_batch(0, 20)
+        PairGenerator(
+            SMALL, pictures=pictures, style=SceneStyle(meshes=1, plain_meshes=share)
+        )._drawn.take_or_build_batch(0, 20)
         for share in (0, 0.5)
     )
     before, after = textured[0].meshes, plain[0].meshes

@@ -21,13 +21,13 @@ from fullfield.training.flow.layered.meshes import (
     MeshStore,
     SceneTriangles,
     build_mesh_store_from_clips,
-    project_scene_triangles,
+    project_and_light_scene_triangles,
 )
 from fullfield.training.flow.layered.scene import COLOURS, PAINT, SOFTNESS, TEXTURE
 from fullfield.training.flow.mesh_scene import MESHES
 from fullfield.training.flow.mesh_shapes import create_procedural_meshes
 from fullfield.training.flow.pairs import PairGenerator
-from fullfield.training.flow.pictures import PicturePack, create_procedural_pictures
+from fullfield.training.flow.pictures import PicturePack, create_procedural_picture_pack
 from fullfield.training.flow.scene import sample_scenes
 from fullfield.training.flow.scene_draw import compute_rotation_matrices
 from refusals import refuses
@@ -249,7 +249,7 @@ def test_build_scene_triangles_places_and_projects_vertices() -> None:
     meshes.rows[0, :] = torch.tensor([0, 3])
     meshes.blend[0] = torch.tensor([0.25, 0.75])
     meshes.deformation[0, 1, -1] = 0.4
-    built = project_scene_triangles(meshes, store, meshes.count_vertices_and_triangles())
+    built = project_and_light_scene_triangles(meshes, store, meshes.count_vertices_and_triangles())
     rest = poses.astype(np.float16).astype(np.float64)
     for frame, share in enumerate((0.25, 0.75)):
         own = rest[0] + share * (rest[1] - rest[0])
@@ -264,9 +264,9 @@ def test_build_scene_triangles_places_and_projects_vertices() -> None:
 def test_build_scene_triangles_ignores_autocast() -> None:
     poses, store = two_meshes()
     meshes = placement(poses, store, [0, 0])
-    exact = project_scene_triangles(meshes, store, meshes.count_vertices_and_triangles())
+    exact = project_and_light_scene_triangles(meshes, store, meshes.count_vertices_and_triangles())
     with torch.autocast("cpu", torch.bfloat16):
-        same = project_scene_triangles(meshes, store, meshes.count_vertices_and_triangles())
+        same = project_and_light_scene_triangles(meshes, store, meshes.count_vertices_and_triangles())
     for name, one, other in zip(exact._fields, exact, same, strict=True):
         assert torch.equal(one, other), name
 
@@ -278,7 +278,7 @@ def triangle(points: list[list[float]], lamp: list[float], flat: float) -> Scene
     )
     meshes = placement(np.array([[pose((0, 0, 0), 1.0, (0, 0, 4))] * 2]), store, [0])
     meshes.light[..., 0], meshes.light[..., 1:] = 0.2, torch.tensor(lamp)
-    return project_scene_triangles(
+    return project_and_light_scene_triangles(
         meshes._replace(flat=torch.tensor([flat])), store, meshes.count_vertices_and_triangles()
     )
 
@@ -323,7 +323,7 @@ def test_create_procedural_meshes_of_bars_are_closed_and_face_outwards() -> None
 
 @pytest.fixture(scope="module")
 def pictures() -> PicturePack:
-    return create_procedural_pictures(4, 32, shapes=4)._replace(meshes=create_procedural_meshes(5))
+    return create_procedural_picture_pack(4, 32, shape_count=4)._replace(meshes=create_procedural_meshes(5))
 
 
 STYLE = replace(SceneStyle.from_preset("meshes"), instants=3, noise=0)
@@ -340,14 +340,16 @@ def test_pair_generator_mesh_pair_is_independent_of_batch(pictures: PicturePack)
 def test_pair_generator_meshes_face_both_cameras(pictures: PicturePack) -> None:
     assert pictures.meshes is not None
     table = pictures.meshes.table
-    scenes = sample_scenes(range(40), (368, 496), seed=1, pictures=4, shapes=4, meshes=table, style=STYLE)
+    scenes = sample_scenes(range(40), (368, 496), seed=1, picture_count=4, shape_count=4, mesh_table=table, style=STYLE)
     assert scenes.meshes is not None
     counts = torch.bincount(scenes.meshes.scene, minlength=40)
     assert int(counts.max()) <= MESHES
     assert float((counts > 0).float().mean()) > 0.8
     layers = scenes.ids[scenes.meshes.scene, scenes.meshes.layer, 1]
     assert bool((layers == MESH).all())
-    built = project_scene_triangles(scenes.meshes, pictures.meshes, scenes.meshes.count_vertices_and_triangles())
+    built = project_and_light_scene_triangles(
+        scenes.meshes, pictures.meshes, scenes.meshes.count_vertices_and_triangles()
+    )
     assert float(built.points[..., 2].min()) > 0.1
     at = built.points[..., :2] / built.points[..., 2:]
     inside = ((at >= 0) & (at <= torch.tensor([495.0, 367.0]))).all(-1).float().mean(0)
@@ -358,7 +360,7 @@ def test_pair_generator_meshes_face_both_cameras(pictures: PicturePack) -> None:
 def test_pair_generator_photograph_parts_match_backdrop() -> None:
     """Objects and backdrop have the same texels at the same pixels of the first frame, and other motion."""
     style = replace(SceneStyle(), photographs=1.0)
-    scenes = sample_scenes(range(60), (48, 64), seed=5, pictures=1 << 24, shapes=4, style=style)
+    scenes = sample_scenes(range(60), (48, 64), seed=5, picture_count=1 << 24, shape_count=4, style=style)
     pixel = torch.tensor([20.0, 11.0, 1.0], dtype=torch.float64)
 
     def on_cards(frame: int) -> Tensor:
@@ -383,8 +385,8 @@ def test_pair_generator_photograph_parts_match_backdrop() -> None:
 
 def test_pair_generator_refuses_mesh_style_without_meshes(pictures: PicturePack) -> None:
     refuses(
-        "^meshes: expected a table of meshes for this style, got none",
-        lambda: sample_scenes(range(2), (40, 56), seed=0, pictures=1, shapes=0, style=STYLE),
+        "^mesh_table: expected a table of meshes for this style, got none",
+        lambda: sample_scenes(range(2), (40, 56), seed=0, picture_count=1, shape_count=0, style=STYLE),
     )
     bare = atlas(None)
     refuses("^pictures: expected an atlas with meshes", PairGenerator, (40, 56), pictures=bare, style=STYLE)
@@ -409,10 +411,16 @@ def _textures(of: PictureAtlas) -> tuple[Tensor, Tensor]:
 def test_render_pairs_mesh_kernels_on_gpu_equal_reference(size: tuple[int, int]) -> None:
     """Kernels and definition agree but for pixels on an edge, where the last bit decides."""
     store = create_procedural_meshes(20)
-    pack = create_procedural_pictures(6, 64, shapes=8)
+    pack = create_procedural_picture_pack(6, 64, shape_count=8)
     with_meshes = PictureAtlas(pack.pictures.cuda(), pack.shapes.cuda(), store.to("cuda"))
     scenes = sample_scenes(
-        range(6), size, seed=2, pictures=6, shapes=8, meshes=store.table, style=SceneStyle.from_preset("meshes")
+        range(6),
+        size,
+        seed=2,
+        picture_count=6,
+        shape_count=8,
+        mesh_table=store.table,
+        style=SceneStyle.from_preset("meshes"),
     ).to("cuda")
     found, expected = (render_pairs(scenes, with_meshes, size, backend=name) for name in ("cuda", "reference"))
     for name, one, other in zip(found._fields, found, expected, strict=True):

@@ -17,7 +17,7 @@ from fullfield.datasets.own import SyntheticPairs
 from fullfield.training.flow import SceneStyle, pair_files
 from fullfield.training.flow.pair_files import write_missing_pairs
 from fullfield.training.flow.pairs import PairGenerator
-from fullfield.training.flow.pictures import create_procedural_pictures, load_picture_pack
+from fullfield.training.flow.pictures import create_procedural_picture_pack, load_or_create_picture_pack
 from refusals import refuses
 from tools.textures.pack import build_pack
 from tools.textures.sources import own_pictures
@@ -28,7 +28,7 @@ FEW = SceneStyle(instants=2)
 
 def generator() -> PairGenerator:
     """Return a generator that computes every batch again."""
-    return PairGenerator(SIZE, seed=3, pictures=create_procedural_pictures(2, size=32, shapes=4), style=FEW)
+    return PairGenerator(SIZE, seed=3, pictures=create_procedural_picture_pack(2, size=32, shape_count=4), style=FEW)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_write_pairs_resumes_and_grows_set(pairs: PairGenerator, tmp_path: Path)
 
 
 def test_write_pairs_marks_motion_beyond_kitti_as_unknown(tmp_path: Path) -> None:
-    pictures = create_procedural_pictures(2, size=32, shapes=2)
+    pictures = create_procedural_picture_pack(2, size=32, shape_count=2)
     pairs = PairGenerator(SIZE, pictures=pictures, style=FEW)
     batch = pairs.batch(0, 1)
     far = batch.flow.clone()
@@ -100,7 +100,7 @@ def test_write_pairs_writes_licences(tmp_path: Path, monkeypatch: pytest.MonkeyP
     pack = build_pack(
         tmp_path / "pack.zip", packages=[], own=own_pictures(tmp_path / "photos", "CC0-1.0", "Me", cutout=False)
     )
-    pictures = load_picture_pack(pack.path, size=64, drawn_shapes=4)
+    pictures = load_or_create_picture_pack(pack.path, size=64, procedural_shape_count=4)
     pairs = PairGenerator(SIZE, pictures=pictures, style=FEW)
     write_missing_pairs(tmp_path / "made", pairs, 1, textures=pack.path)
     assert "**CC0-1.0**: Me" in (tmp_path / "made/licences.md").read_text("utf-8")
@@ -123,7 +123,7 @@ def test_write_pairs_writes_licences(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_write_pairs_refuses_other_settings(pairs: PairGenerator, tmp_path: Path) -> None:
     write_missing_pairs(tmp_path / "made", pairs, 1)
-    pictures = create_procedural_pictures(2, size=32, shapes=4)
+    pictures = create_procedural_picture_pack(2, size=32, shape_count=4)
     for other, word in (
         (PairGenerator(SIZE, seed=4, pictures=pictures, style=FEW), r"seed was 3, is 4"),
         (PairGenerator((16, 40), seed=3, pictures=pictures, style=FEW), r"width was 24, is 40"),

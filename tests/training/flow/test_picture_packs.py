@@ -15,9 +15,9 @@ from PIL import Image
 from fullfield import InputError
 from fullfield.training.flow.pictures import (
     PicturePack,
-    create_procedural_pictures,
+    create_procedural_picture_pack,
     crop_or_enlarge_to_squares,
-    load_picture_pack,
+    load_or_create_picture_pack,
     read_pack_manifest,
 )
 from fullfield.training.flow.procedural import MARGIN, create_procedural_shapes
@@ -49,24 +49,24 @@ def test_crop_squares_mirrors_small_pictures() -> None:
 def test_load_picture_pack_refuses_damaged_packs(tmp_path: Path) -> None:
     bad = tmp_path / "bad.zip"
     bad.write_bytes(b"no zip")
-    refuses(r"bad\.zip: not a picture pack, or a damaged one", load_picture_pack, bad)
+    refuses(r"bad\.zip: not a picture pack, or a damaged one", load_or_create_picture_pack, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("other", "")
-    for reader in (load_picture_pack, read_pack_manifest):
+    for reader in (load_or_create_picture_pack, read_pack_manifest):
         refuses(r"bad\.zip: not a picture pack", reader, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("manifest.json", '{"format": 99}')
-    refuses("format 1, got another", load_picture_pack, bad)
+    refuses("format 1, got another", load_or_create_picture_pack, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("manifest.json", '{"format": 1, "pictures": [], "shapes": [{}]}')
         file.writestr("shapes.bin", b"123")
-    refuses("expected 8192 bytes of silhouettes, got 3", load_picture_pack, bad)
+    refuses("expected 8192 bytes of silhouettes, got 3", load_or_create_picture_pack, bad)
     with zipfile.ZipFile(bad, "w") as file:
         entry = '{"file": "a.jpg", "package": "p", "path": "a", "view": "whole"}'
         file.writestr("manifest.json", f'{{"format": 1, "pictures": [{entry}], "shapes": []}}')
         file.writestr("shapes.bin", b"")
         file.writestr("a.jpg", b"none")
-    refuses(r"bad\.zip: not a picture pack, or a damaged one \(a picture in it", load_picture_pack, bad)
+    refuses(r"bad\.zip: not a picture pack, or a damaged one \(a picture in it", load_or_create_picture_pack, bad)
     for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA):
         with zipfile.ZipFile(bad, "w", method) as file:
             file.writestr("manifest.json", '{"format": 1, "pictures": [], "shapes": [{}]}')
@@ -77,11 +77,11 @@ def test_load_picture_pack_refuses_damaged_packs(tmp_path: Path) -> None:
             broken[bit // 8] ^= 1 << bit % 8
             bad.write_bytes(broken)
             with suppress(InputError):  # whatever else it raises fails
-                load_picture_pack(bad, drawn_shapes=0)
+                load_or_create_picture_pack(bad, procedural_shape_count=0)
             with suppress(InputError):
                 read_pack_manifest(bad)
     with pytest.raises(FileNotFoundError):
-        load_picture_pack(tmp_path / "absent.zip")
+        load_or_create_picture_pack(tmp_path / "absent.zip")
 
 
 def digest(pack: PicturePack) -> str:
@@ -89,23 +89,24 @@ def digest(pack: PicturePack) -> str:
 
 
 def test_create_procedural_pictures_depend_on_seed_alone() -> None:
-    assert digest(create_procedural_pictures(10, 64, 0, shapes=16)) == "3a73dbc963df119c"
-    assert digest(create_procedural_pictures(10, 64, 1, shapes=16)) != "3a73dbc963df119c"
-    pack = create_procedural_pictures(20, 64, 3, shapes=8)
+    assert digest(create_procedural_picture_pack(10, 64, 0, shape_count=16)) == "3a73dbc963df119c"
+    assert digest(create_procedural_picture_pack(10, 64, 1, shape_count=16)) != "3a73dbc963df119c"
+    pack = create_procedural_picture_pack(20, 64, 3, shape_count=8)
     assert pack.pictures.shape == (20, 64, 64, 3)
     assert len(set(pack.names)) == 20
-    few = create_procedural_pictures(4, 64, 3, shapes=2)
+    few = create_procedural_picture_pack(4, 64, 3, shape_count=2)
     assert torch.equal(few.pictures, pack.pictures[:4])
     assert torch.equal(few.shapes, pack.shapes[:2])
     assert torch.equal(
-        load_picture_pack(None, size=16, drawn_shapes=8).shapes, create_procedural_pictures(1, 16, shapes=8).shapes
+        load_or_create_picture_pack(None, size=16, procedural_shape_count=8).shapes,
+        create_procedural_picture_pack(1, 16, shape_count=8).shapes,
     )
     spread = pack.pictures.float().mean(-1).flatten(1).std(1)
     assert (spread > 0.5).all()  # none is one colour
     assert (spread > 20).sum() >= 8
-    refuses(r"^size: ", load_picture_pack, None, size=4)
-    refuses(r"^count: ", create_procedural_pictures, 0)
-    refuses(r"^seed: ", create_procedural_pictures, 1, 16, -1)
+    refuses(r"^size: ", load_or_create_picture_pack, None, size=4)
+    refuses(r"^count: ", create_procedural_picture_pack, 0)
+    refuses(r"^seed: ", create_procedural_picture_pack, 1, 16, -1)
 
 
 def test_create_procedural_shapes_fill_tile_except_margin() -> None:

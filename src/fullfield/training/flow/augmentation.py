@@ -66,13 +66,13 @@ class Augmentation(Config):
             _check.check_number(getattr(self, name), name, low=0.0, high=1.0)
 
     @classmethod
-    def as_in_raft(cls, size: tuple[int, int], **changes: Any) -> Augmentation:
+    def as_in_raft(cls, size: tuple[int, int], **overrides: Any) -> Augmentation:
         """Return the augmentation of RAFT and SEA-RAFT, with some fields replaced."""
         usual = cls(size, (0.8, 1.5), stretch=0.2, flip=0.5, flip_vertical=0.1, colour=0.4, eraser=0.5)
-        return usual.replace(**changes)
+        return usual.replace(**overrides)
 
     @property
-    def moves_pixels(self) -> bool:
+    def is_spatial(self) -> bool:
         """True where pixels move."""
         other = self.scale != (1.0, 1.0) or self.stretch or self.flip or self.flip_vertical
         return self.size is not None or bool(other)
@@ -109,8 +109,8 @@ def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int])
         generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
         uniform = torch.rand(count, _DRAWN, generator=generator, dtype=torch.float32)
         draw = list(uniform.to(batch.frame1.device, non_blocking=True).unbind(1))
-        if augmentation.moves_pixels:
-            batch = _resample_randomly(batch, augmentation, draw[:8])
+        if augmentation.is_spatial:
+            batch = _crop_scale_and_flip_randomly(batch, augmentation, draw[:8])
         if augmentation.colour > 0:
             batch = _augment_colors(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
         if augmentation.eraser > 0:
@@ -118,7 +118,9 @@ def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int])
     return batch
 
 
-def _resample_randomly(batch: FlowBatch, augmentation: Augmentation, random_numbers: list[Tensor]) -> FlowBatch:
+def _crop_scale_and_flip_randomly(
+    batch: FlowBatch, augmentation: Augmentation, random_numbers: list[Tensor]
+) -> FlowBatch:
     count, _, height, width = batch.frame1.shape
     rows, columns = augmentation.size or (height, width)
     low, high = (math.log(bound) for bound in augmentation.scale)

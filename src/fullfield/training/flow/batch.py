@@ -102,9 +102,10 @@ def prefetch_batches_if_possible(
 
 
 class PrefetchedBatches(Generic[T]):
-    """Results of ``build_batch(batch_index, pair_count)``, built ahead by workers after :meth:`start_prefetching`.
+    """Results of ``build_batch(batch_index, pair_count)``, built ahead by workers.
 
-    ``build_batch`` must be picklable. Without workers this process makes everything on request.
+    They start at :meth:`start_prefetching_if_workers`. ``build_batch`` must be picklable. Without workers this process
+    makes everything on request.
     """
 
     def __init__(self, build_batch: Callable[[int, int], T], workers: int, *, pin: bool) -> None:
@@ -114,7 +115,7 @@ class PrefetchedBatches(Generic[T]):
         self._next: _Request | None = None
         self._following: Iterator[_Request] = iter(())
 
-    def start_prefetching(self, first_batch_index: int, stride: int, count_pairs: PairCounter) -> None:
+    def start_prefetching_if_workers(self, first_batch_index: int, stride: int, count_pairs: PairCounter) -> None:
         """Start to build every ``stride``-th batch from ``first_batch_index`` on; ``count_pairs`` gives its pairs."""
 
         def iterate_requests() -> Iterator[_Request]:
@@ -125,7 +126,7 @@ class PrefetchedBatches(Generic[T]):
             self._next = next(self._following)
             self._coming = iter(self._create_loader(iterate_requests()))
 
-    def take_batch(self, batch_index: int, pair_count: int) -> T:
+    def take_or_build_batch(self, batch_index: int, pair_count: int) -> T:
         """Return the batch; one that was not announced is made now."""
         if self._coming is not None and self._next == (batch_index, pair_count):
             batch = next(self._coming)
@@ -262,11 +263,11 @@ class DatasetPairs:
 
     def prefetch(self, first_batch_index: int, stride: int, count_pairs: PairCounter) -> None:
         """Begin to read every ``stride``-th batch from ``first_batch_index`` on; ``count_pairs`` gives its pairs."""
-        self._windows.start_prefetching(first_batch_index, stride, count_pairs)
+        self._windows.start_prefetching_if_workers(first_batch_index, stride, count_pairs)
 
     def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
         """Return ``pair_count`` windows; those that :meth:`prefetch` did not announce are read now."""
-        return self._windows.take_batch(batch_index, pair_count).to(self.device, non_blocking=True)
+        return self._windows.take_or_build_batch(batch_index, pair_count).to(self.device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -339,11 +340,15 @@ class Mixture:
     def _count_pairs_to_prefetch(self, source_index: int, count_pairs: PairCounter, batch_index: int) -> int:
         batch_size = count_pairs(batch_index)
         retained_count = self.count_pairs_by_source(batch_index, batch_size)[source_index]
-        return self._count_pairs_to_request(source_index, batch_size, retained_count)
+        return self._round_up_source_pair_count(source_index, batch_size, retained_count)
 
-    def _count_pairs_to_request(self, source_index: int, batch_size: int, retained_count: int) -> int:
+    def _round_up_source_pair_count(self, source_index: int, batch_pair_count: int, retained_count: int) -> int:
         """Return how many pairs to request of a source for a batch that keeps ``retained_count`` of them."""
-        return max(retained_count, math.ceil(self._shares[source_index] * batch_size - 1e-6)) if retained_count else 0
+        return (
+            max(retained_count, math.ceil(self._shares[source_index] * batch_pair_count - 1e-6))
+            if retained_count
+            else 0
+        )
 
     def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
         """Return ``pair_count`` pairs, source by source."""
@@ -352,6 +357,6 @@ class Mixture:
             zip(self._sources, self.count_pairs_by_source(batch_index, pair_count), strict=True)
         ):
             if some:
-                batch = source.batch(batch_index, self._count_pairs_to_request(number, pair_count, some))
+                batch = source.batch(batch_index, self._round_up_source_pair_count(number, pair_count, some))
                 batches.append(FlowBatch(*(tensor[:some] for tensor in batch)))
         return concatenate_batches(batches)

@@ -15,8 +15,8 @@ from fullfield.training.flow.scene_draw import (
     PARTS,
     ROOTS,
     Floats,
+    compute_motion_lengths_px,
     compute_rotation_matrices,
-    draw_motion_lengths,
     multiply_matrix_vector,
 )
 
@@ -57,7 +57,7 @@ def sample_ellipsoids(
         return _scale_to_range(next(uniform)[..., 0], low, high)
 
     def draw_lengths(normal_number: Floats, chance: Floats) -> Floats:
-        return draw_motion_lengths(chance, normal_number, style.object_motion, relative_size, style)
+        return compute_motion_lengths_px(chance, normal_number, style.object_motion, relative_size, style)
 
     present = draw_one_per_body(0, 1) < style.bodies
     present[:, 1:] &= draw_one_per_body(0, 1)[:, 1:] < 0.5

@@ -84,7 +84,7 @@ class FlowTraining(Config):
         for name in ("channels_last", "graph", "freeze_norms"):
             _check.require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
 
-    def draw_update_count(self, step: int) -> int | None:
+    def get_or_draw_update_count(self, step: int) -> int | None:
         """Return the number of updates of step ``step``; None where the network decides."""
         if not isinstance(self.updates, tuple):
             return self.updates

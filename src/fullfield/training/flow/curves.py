@@ -31,7 +31,7 @@ class FlowRow(NamedTuple):
     validation: float  # mean end-point error of the averaged weights in validation, pixels; NaN: no validation
 
 
-def import_figure_class() -> type[Figure]:
+def require_matplotlib_figure_class() -> type[Figure]:
     """Return matplotlib's class of figures."""
     try:
         from matplotlib.figure import Figure
@@ -40,9 +40,9 @@ def import_figure_class() -> type[Figure]:
     return Figure
 
 
-def plot_history(path: str | os.PathLike[str], history: Sequence[FlowRow]) -> None:
+def write_history_plot(path: str | os.PathLike[str], history: Sequence[FlowRow]) -> None:
     """Write the curves of a run as a picture: loss, end-point errors in training and validation, learning rate."""
-    make_figure = import_figure_class()
+    make_figure = require_matplotlib_figure_class()
     if not history:
         raise InputError("history: expected one row at least, got none")
     figure = make_figure(figsize=(12, 3.6), layout="constrained")

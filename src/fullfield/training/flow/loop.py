@@ -29,8 +29,14 @@ from fullfield.training.checkpoint import (
 )
 from fullfield.training.flow.batch import FlowBatch, PairSource, check_batch, prefetch_batches_if_possible
 from fullfield.training.flow.config import FlowTraining
-from fullfield.training.flow.curves import CURVES, FlowRow, TensorBoardWriter, import_figure_class, plot_history
-from fullfield.training.flow.ranks import Ranks, join_process_group
+from fullfield.training.flow.curves import (
+    CURVES,
+    FlowRow,
+    TensorBoardWriter,
+    require_matplotlib_figure_class,
+    write_history_plot,
+)
+from fullfield.training.flow.ranks import Ranks, join_process_group_if_distributed
 from fullfield.training.flow.stepping import StepMeans, TrainingStepper, build_divergence_error, raise_if_diverged
 
 Progress = Callable[[float, str], None]
@@ -49,15 +55,15 @@ class BatchPrefetcher:
         self._waiting: dict[int, FlowBatch] = {}
         self._announced: int | None = None
 
-    def enqueue_batch(self, step: int) -> None:
+    def prefetch_batch(self, step: int) -> None:
         """Make the batch of a step; on a GPU, enqueue its work on the second stream."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            self._waiting = {step: self._fetch_and_check_batch(step)}
+            self._waiting = {step: self._fetch_checked_batch_on_device(step)}
 
-    def take_batch(self, step: int) -> FlowBatch:
+    def take_or_fetch_batch(self, step: int) -> FlowBatch:
         """Return the batch of a step, ready for the device's current stream."""
         if step not in self._waiting:
-            self.enqueue_batch(step)
+            self.prefetch_batch(step)
         batch = self._waiting.pop(step)
         if self._stream is not None:
             current = torch.cuda.current_stream(self._device)
@@ -66,7 +72,7 @@ class BatchPrefetcher:
                 tensor.record_stream(current)
         return batch
 
-    def _fetch_and_check_batch(self, step: int) -> FlowBatch:
+    def _fetch_checked_batch_on_device(self, step: int) -> FlowBatch:
         batch_index = step * self._ranks.count + self._ranks.rank
         if self._announced != step:
             prefetch_batches_if_possible(self._source, batch_index, self._ranks.count, lambda _: self._pair_count)
@@ -156,7 +162,10 @@ def train_flow(
     first = next(model.parameters(), None)
     if first is None:
         raise InputError("model: expected parameters to train, got none")
-    with join_process_group(first.device) as team, _seed_and_benchmark_cudnn(first.device, training.seed + team.rank):
+    with (
+        join_process_group_if_distributed(first.device) as team,
+        _seed_and_benchmark_cudnn(first.device, training.seed + team.rank),
+    ):
         if training.batch % team.count:
             raise InputError(f"batch: expected a multiple of {team.count} processes, got {training.batch}")
         model.train()
@@ -199,13 +208,13 @@ class _TrainingClock:
         """Return the seconds of training at a step."""
         return self._mark[1] + self.pace * (step - self._mark[0])
 
-    def read_and_update_pace(self, step: int, *, only_steps_ran: bool = True) -> float:
+    def read_shared_seconds_and_update_pace(self, step: int, *, should_update_pace: bool = True) -> float:
         """Return the seconds of training, the same in all processes.
 
-        Update the pace if ``only_steps_ran`` since the last reading.
+        Update the pace if requested; then only steps may have run since the last reading.
         """
-        seconds = self._team.broadcast_number(self._before + time.perf_counter() - self._start, self._device)
-        if only_steps_ran and self._mark[0] >= self._settled and step > self._mark[0]:
+        seconds = self._team.broadcast_number_from_first(self._before + time.perf_counter() - self._start, self._device)
+        if should_update_pace and self._mark[0] >= self._settled and step > self._mark[0]:
             self.pace = (seconds - self._mark[1]) / (step - self._mark[0])
         self._mark = step, seconds
         return seconds
@@ -221,7 +230,7 @@ class _ResumeState(NamedTuple):
     rng: Tensor  # PyTorch's random state on the CPU
     validation_due: bool  # of the last row: a run killed while it validates does so when it continues
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json_values(self) -> dict[str, Any]:
         """Return the values as JSON can hold them."""
         return {
             **self._asdict(),
@@ -231,8 +240,8 @@ class _ResumeState(NamedTuple):
         }
 
     @staticmethod
-    def from_json(values: Mapping[str, Any], folder: Path) -> _ResumeState:
-        """Read the result of :meth:`as_json`; InputError if it is damaged."""
+    def from_json_values(values: Mapping[str, Any], folder: Path) -> _ResumeState:
+        """Read the result of :meth:`as_json_values`; InputError if it is damaged."""
         try:
             scaling = torch.tensor(values["scaling"], dtype=torch.float32)
             rng = torch.frombuffer(bytearray.fromhex(values["rng"]), dtype=torch.uint8)
@@ -287,14 +296,14 @@ class _TrainingLoop:
         # Seconds of training when the last row was written.
         self.checkpoint_seconds = self.history[-1].seconds if self.history else 0.0
         if run.curves:
-            import_figure_class()
+            require_matplotlib_figure_class()
         self.board = TensorBoardWriter(folder) if run.tensorboard and self.team.is_first else None
         self.readings: list[StepMeans] = []
         self.rows = 0
         if self.run_folder is not None and self.history:  # files may be missing, or the curves are requested only now
             self.run_folder.write_history(self.history)
             self._write_averaged_weights(self.run_folder.folder)
-            self._draw_curves(self.run_folder.folder)
+            self._write_curves_if_requested(self.run_folder.folder)
 
     def _restore_state_if_any(self, folder: Path) -> tuple[list[FlowRow], _ResumeState] | None:
         """Load the state of a run into the stepper, all but the loss's scale."""
@@ -302,7 +311,7 @@ class _TrainingLoop:
         if restored is None:
             return None
         self.stepper.fold_biases_into_norms()
-        return restored.history, _ResumeState.from_json(restored.resume_state, folder)
+        return restored.history, _ResumeState.from_json_values(restored.resume_state, folder)
 
     def _get_checkpointed_modules(self) -> dict[str, nn.Module]:
         return {"model": self.stepper.model, "average": self.stepper.average.model}
@@ -310,16 +319,16 @@ class _TrainingLoop:
     def _write_averaged_weights(self, folder: Path) -> None:
         write_safetensors(folder / WEIGHTS, copy_state_dict(self.stepper.average.model))
 
-    def _draw_curves(self, folder: Path) -> None:
+    def _write_curves_if_requested(self, folder: Path) -> None:
         """Draw the curves on request."""
         if self.run.curves:
-            plot_history(folder / CURVES, self.history)
+            write_history_plot(folder / CURVES, self.history)
 
     def train(self) -> TrainedFlow:
         training, run = self.training, self.run
         if self.run_folder is not None and self.validation_due:
-            self._validate_if_due(self.run_folder)
-            self._draw_curves(self.run_folder.folder)
+            self._validate_and_save_best_if_due(self.run_folder)
+            self._write_curves_if_requested(self.run_folder.folder)
         first_step = step = self.history[-1].step if self.history else 0
         clock = _TrainingClock(self.history[-1].seconds if self.history else 0.0, step, self.team, self.stepper.device)
         completed, paused = training.compute_completed_fraction(step, clock.extrapolate_seconds(step)), False
@@ -327,7 +336,7 @@ class _TrainingLoop:
             run.on_continue(first_step)
         while completed < 1.0 and not paused:
             learning_rate = training.compute_learning_rate(completed)
-            batch = self.ahead.take_batch(self.batches + step)
+            batch = self.ahead.take_or_fetch_batch(self.batches + step)
             self.stepper.train_on_batch(
                 batch, self.batches + step, learning_rate=learning_rate, include_occluded=completed >= training.visible
             )
@@ -335,14 +344,14 @@ class _TrainingLoop:
             completed = training.compute_completed_fraction(step, clock.extrapolate_seconds(step))
             must_stop = run.should_stop is not None and run.should_stop()
             if completed < 1.0 and not must_stop:
-                self.ahead.enqueue_batch(self.batches + step)
+                self.ahead.prefetch_batch(self.batches + step)
             is_due = step % run.checkpoint_every == 0 or completed >= 1.0 or must_stop
             if not (is_due or step % run.read_loss_every == 0 or step == first_step + _SETTLED):
                 continue
             reading = self.stepper.read_and_reset_means()
             self.readings.append(reading)
             raise_if_diverged(reading, step, training)
-            seconds = clock.read_and_update_pace(step)
+            seconds = clock.read_shared_seconds_and_update_pace(step)
             completed = training.compute_completed_fraction(step, seconds)
             paused = must_stop or (run.pause_after_s is not None and clock.process_seconds >= run.pause_after_s)
             # Steps in float16 may overflow until the loss's scale has settled.
@@ -352,18 +361,18 @@ class _TrainingLoop:
                     raise build_divergence_error("every step since the last checkpoint", step, training)
                 if reading.skipped == reading.steps and reading.consecutive_skipped >= _ENDED:
                     raise build_divergence_error(f"the last {reading.consecutive_skipped} steps", step, training)
-            self._report_progress(completed, step, reading, clock)
+            self._report_progress_if_requested(completed, step, reading, clock)
             if is_due:
                 training_stops, validates_later = paused or completed >= 1.0, must_stop and completed < 1.0
-                self._check_log_and_write_checkpoint(
-                    step, seconds, learning_rate, training_stops=training_stops, validates_later=validates_later
+                self._add_row_write_checkpoint_and_validate(
+                    step, seconds, learning_rate, is_stopping=training_stops, should_validate_later=validates_later
                 )
-                self.checkpoint_seconds = clock.read_and_update_pace(step, only_steps_ran=False)
+                self.checkpoint_seconds = clock.read_shared_seconds_and_update_pace(step, should_update_pace=False)
                 completed = training.compute_completed_fraction(step, self.checkpoint_seconds)
         return TrainedFlow(self.stepper.average.model, self.history, completed, first_step)
 
-    def _check_log_and_write_checkpoint(
-        self, step: int, seconds: float, learning_rate: float, *, training_stops: bool, validates_later: bool
+    def _add_row_write_checkpoint_and_validate(
+        self, step: int, seconds: float, learning_rate: float, *, is_stopping: bool, should_validate_later: bool
     ) -> None:
         """Check the state, add a row to the history and write a checkpoint."""
         self.check(step)
@@ -383,15 +392,15 @@ class _TrainingLoop:
         self.history.append(FlowRow(step, seconds, loss, seen, norm, learning_rate, skipped, speed, math.nan))
         if self.run_folder is None:
             return
-        is_validation_step = training_stops or self.rows % self.run.validate_every == 0
+        is_validation_step = is_stopping or self.rows % self.run.validate_every == 0
         self.validation_due = self.validation is not None and is_validation_step
         self.run_folder.save_checkpoint_and_remove_older(
             self._get_checkpointed_modules(), self.stepper.optimizer, self.history, self._collect_resume_state()
         )
         self._write_averaged_weights(self.run_folder.folder)
-        if not validates_later:
-            self._validate_if_due(self.run_folder)
-        self._draw_curves(self.run_folder.folder)
+        if not should_validate_later:
+            self._validate_and_save_best_if_due(self.run_folder)
+        self._write_curves_if_requested(self.run_folder.folder)
         if self.board is not None:
             self.board.write_row(self.history[-1])
 
@@ -400,9 +409,9 @@ class _TrainingLoop:
         pairs = (self.batches + self.history[-1].step) * self.training.batch
         rng = torch.get_rng_state()
         scaling = self.stepper.scaling
-        return _ResumeState(self.batches, pairs, self.best, scaling, rng, self.validation_due).as_json()
+        return _ResumeState(self.batches, pairs, self.best, scaling, rng, self.validation_due).as_json_values()
 
-    def _validate_if_due(self, run_folder: TrainingFolder) -> None:
+    def _validate_and_save_best_if_due(self, run_folder: TrainingFolder) -> None:
         """Validate the averaged weights; add the error to the last row, whose checkpoint is already stored."""
         if self.validation is None or not self.validation_due:
             return
@@ -414,7 +423,9 @@ class _TrainingLoop:
             write_safetensors(run_folder.folder / BEST, copy_state_dict(self.stepper.average.model))
         run_folder.save_history_and_resume_state(self.history, self._collect_resume_state())
 
-    def _report_progress(self, completed: float, step: int, reading: StepMeans, clock: _TrainingClock) -> None:
+    def _report_progress_if_requested(
+        self, completed: float, step: int, reading: StepMeans, clock: _TrainingClock
+    ) -> None:
         if self.progress is None or not self.team.is_first:
             return
         text = f"step {step}, loss {reading.loss:.3f}, error {reading.error:.2f} px"

@@ -43,7 +43,7 @@ def sequence_loss(
     >>> float(sequence_loss([flow + 1.0], flow, torch.ones(1, 4, 5, dtype=torch.bool)))
     1.0
     """
-    truth, inside, pixels = _check_and_mask_truth(predictions, flow, valid, gamma)
+    truth, inside, pixels = _check_and_mask_truth_and_count_pixels(predictions, flow, valid, gamma)
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
     for weight, predicted in zip(_compute_prediction_weights(len(predictions), gamma), predictions, strict=True):
         total = total + weight * torch.where(inside, (predicted.float() - truth).abs(), 0.0).sum()
@@ -66,7 +66,9 @@ def laplace_mixture_loss(
     of the weights of a wide and a narrow Laplacian around the flow, and the logarithms of their scales in pixels. The
     first is limited to 0 ... ``log_scale_max``, the second to ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
     """
-    truth, inside, pixels = _check_and_mask_truth([flow for flow, _ in predictions], flow, valid, gamma)
+    truth, inside, pixels = _check_and_mask_truth_and_count_pixels(
+        [flow for flow, _ in predictions], flow, valid, gamma
+    )
     _check.check_number(log_scale_min, "log_scale_min", high=0)
     _check.check_number(log_scale_max, "log_scale_max", low=0)
     batch, _, height, width = flow.shape
@@ -80,7 +82,7 @@ def laplace_mixture_loss(
     return total / (2 * pixels)
 
 
-def mixture_loss_before_upsampling(
+def mixture_loss_and_error_before_upsampling(
     predictions: Sequence[tuple[Tensor, Tensor]],  # N × ([B, 6, h, w], [B, 9·8·8, h, w])
     padding: Sequence[int],  # left, right, top, bottom: pixels that the network added
     flow: Tensor,  # [B, 2, H, W], the truth
@@ -122,7 +124,7 @@ def _compute_prediction_weights(prediction_count: int, gamma: float) -> list[flo
     return [gamma ** (prediction_count - 1 - index) for index in range(prediction_count)]
 
 
-def _check_and_mask_truth(
+def _check_and_mask_truth_and_count_pixels(
     predictions: Sequence[Tensor], flow: Tensor, valid: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the truth with unknown pixels at 0, the mask that counts [B, 1, H, W], and its sum."""

@@ -20,8 +20,8 @@ from fullfield.training.flow.layered.meshes import (
 )
 from fullfield.training.flow.scene_draw import (
     Floats,
+    compute_motion_lengths_px,
     compute_rotation_matrices,
-    draw_motion_lengths,
     multiply_matrix_vector,
 )
 from fullfield.training.flow.scene_geometry import SceneGeometry
@@ -70,35 +70,45 @@ def sample_meshes(
     draw = _MeshRandom(seed, pair_numbers)
     height, width = geometry.size
     focal = geometry.focal[:, None]
-    on = (draw.draw_per_scene() < style.meshes) & (np.arange(MESHES) < np.floor(1 + MESHES * draw.draw_per_scene()))
-    depth = np.exp(draw.draw_uniform(math.log(1.5), math.log(7.0)))
-    radius = 0.5 * height * np.exp(draw.draw_uniform(math.log(0.2), math.log(1.8))) * depth / focal
+    on = (draw.draw_uniform_per_scene() < style.meshes) & (
+        np.arange(MESHES) < np.floor(1 + MESHES * draw.draw_uniform_per_scene())
+    )
+    depth = np.exp(draw.draw_uniform_per_mesh(math.log(1.5), math.log(7.0)))
+    radius = 0.5 * height * np.exp(draw.draw_uniform_per_mesh(math.log(0.2), math.log(1.8))) * depth / focal
     radius = np.minimum(radius, 0.5 * depth)
-    x = draw.draw_uniform(-0.05, 1.05) * width - (width - 1) / 2
-    y = draw.draw_uniform(-0.05, 1.05) * height - (height - 1) / 2
+    x = draw.draw_uniform_per_mesh(-0.05, 1.05) * width - (width - 1) / 2
+    y = draw.draw_uniform_per_mesh(-0.05, 1.05) * height - (height - 1) / 2
     centre = np.stack([x / focal, y / focal, np.ones_like(x)], -1) * depth[..., None]
     pose = _sample_pose_maps(draw, geometry, centre, radius, relative_size, style)
     seen = pose[:, :, [0]] + _TIMES[:, None, None] * (pose[:, :, [1]] - pose[:, :, [0]])  # [B, N, 4, 3, 4]
     extent = _DEFORMED_RADIUS * np.linalg.norm(seen[..., 2, :3], axis=-1)
     on &= (seen[..., 2, 3] - extent > _NEAREST).all(-1)
 
-    which = _choose_table_entries(draw, table)
+    which = _draw_mesh_table_entries(draw, table)
     values: dict[str, NDArray[np.generic]] = {"pose": pose.astype(np.float32)}
     for name in ("vertex_counts", "triangle_counts", "first_triangles"):
         values[name] = getattr(table, name)[which]
-    values["rows"], values["blend"] = _choose_clip_poses(draw, table, which)
+    values["rows"], values["blend"] = _draw_clip_pose_rows_and_weights(draw, table, which)
     camera = np.stack([geometry.focal, np.full_like(geometry.focal, (width - 1) / 2)], 1)
     camera = np.concatenate([camera, np.full((len(camera), 1), (height - 1) / 2)], 1)
     values["camera"] = np.broadcast_to(camera[:, None], (*on.shape, 3)).astype(np.float32)
     values["deformation"] = _sample_deformations(draw, style)
-    texels = radius * focal / depth * np.exp(draw.draw_normal()[..., 0] * 0.45) / min(max(relative_size, 0.5), 2.0)
-    turned = compute_rotation_matrices(2 * draw.draw_normal()) * texels[..., None, None]
-    origin = np.stack([draw.draw_uniform(0, 1024) for _ in range(3)], -1)[..., None]
+    texels = (
+        radius
+        * focal
+        / depth
+        * np.exp(draw.draw_normal_vectors_per_mesh()[..., 0] * 0.45)
+        / min(max(relative_size, 0.5), 2.0)
+    )
+    turned = compute_rotation_matrices(2 * draw.draw_normal_vectors_per_mesh()) * texels[..., None, None]
+    origin = np.stack([draw.draw_uniform_per_mesh(0, 1024) for _ in range(3)], -1)[..., None]
     values["texture"] = np.concatenate([turned, origin], -1).astype(np.float32)
     values["light"] = _sample_lighting(draw)
-    values["flat"] = (draw.draw_uniform() < 0.4).astype(np.float32)
-    values["pictures"], values["colours"] = _sample_materials(draw, pictures, style)
-    group, depth = _group_overlapping_meshes(on, np.linalg.norm(centre, axis=-1), _DEFORMED_RADIUS * radius)
+    values["flat"] = (draw.draw_uniform_per_mesh() < 0.4).astype(np.float32)
+    values["pictures"], values["colours"] = _sample_material_pictures_and_colors(draw, pictures, style)
+    group, depth = _compute_depth_overlap_groups_and_depths(
+        on, np.linalg.norm(centre, axis=-1), _DEFORMED_RADIUS * radius
+    )
     return SampledMeshes(on, group, depth, values)
 
 
@@ -110,17 +120,17 @@ class _MeshRandom:
         self._uniform = iter(np.stack([stream.random((_UNIFORM, MESHES)) for stream in streams], 1))
         self._normal = iter(np.stack([stream.standard_normal((_NORMAL, MESHES, 3)) for stream in streams], 1))
 
-    def draw_per_scene(self) -> Floats:
+    def draw_uniform_per_scene(self) -> Floats:
         """Return a uniform number for each scene [B, 1]."""
         number: Floats = next(self._uniform)[:, :1]
         return number
 
-    def draw_uniform(self, low: float = 0.0, high: float = 1.0) -> Floats:
+    def draw_uniform_per_mesh(self, low: float = 0.0, high: float = 1.0) -> Floats:
         """Return a uniform number for each mesh [B, N]."""
         number: Floats = low + (high - low) * next(self._uniform)
         return number
 
-    def draw_normal(self) -> Floats:
+    def draw_normal_vectors_per_mesh(self) -> Floats:
         """Return normal numbers for each mesh [B, N, 3]."""
         return next(self._normal)
 
@@ -130,48 +140,53 @@ def _sample_pose_maps(
 ) -> Floats:
     """Return the maps [B, N, 2, 3, 4] from the coordinates of meshes to those of both cameras."""
     depth, focal = centre[..., 2], geometry.focal[:, None]
-    upright = rng.draw_uniform() < 0.5
-    yaw, free = rng.draw_uniform(0, 2 * np.pi), 2 * rng.draw_normal()
-    tilt = 0.2 * rng.draw_normal()
+    upright = rng.draw_uniform_per_mesh() < 0.5
+    yaw, free = rng.draw_uniform_per_mesh(0, 2 * np.pi), 2 * rng.draw_normal_vectors_per_mesh()
+    tilt = 0.2 * rng.draw_normal_vectors_per_mesh()
     axis = np.stack([tilt[..., 0], yaw, tilt[..., 2]], -1)
     down = np.diag([1.0, -1.0, -1.0])  # the y axis of images points down
     first = np.where(upright[..., None, None], down @ compute_rotation_matrices(axis), compute_rotation_matrices(free))
-    first = first * (radius[..., None] * np.exp(0.15 * rng.draw_normal()).clip(0.7, 1.3))[..., None, :]
-    moves = rng.draw_uniform() < 0.85
-    motion, normal = rng.draw_uniform(), rng.draw_normal()[..., 0]
-    extent = draw_motion_lengths(motion, normal, style.object_motion, relative_size, style) * moves
-    heading = rng.draw_uniform(0, 2 * np.pi)
-    nearer = np.clip(0.08 * rng.draw_normal()[..., 0], -0.3, 0.3) * moves
+    first = first * (radius[..., None] * np.exp(0.15 * rng.draw_normal_vectors_per_mesh()).clip(0.7, 1.3))[..., None, :]
+    moves = rng.draw_uniform_per_mesh() < 0.85
+    motion, normal = rng.draw_uniform_per_mesh(), rng.draw_normal_vectors_per_mesh()[..., 0]
+    extent = compute_motion_lengths_px(motion, normal, style.object_motion, relative_size, style) * moves
+    heading = rng.draw_uniform_per_mesh(0, 2 * np.pi)
+    nearer = np.clip(0.08 * rng.draw_normal_vectors_per_mesh()[..., 0], -0.3, 0.3) * moves
     shift = (
         np.stack([extent * np.cos(heading) / focal, extent * np.sin(heading) / focal, nearer], -1) * depth[..., None]
     )
-    turn = 0.12 * rng.draw_normal() * np.where(rng.draw_uniform() < 0.2, 3, 1)[..., None] * moves[..., None]
+    turn = (
+        0.12
+        * rng.draw_normal_vectors_per_mesh()
+        * np.where(rng.draw_uniform_per_mesh() < 0.2, 3, 1)[..., None]
+        * moves[..., None]
+    )
     camera = np.swapaxes(compute_rotation_matrices(geometry.camera_turn), -1, -2)[:, None]
-    swell = np.exp(0.03 * rng.draw_normal())[..., None, :]
+    swell = np.exp(0.03 * rng.draw_normal_vectors_per_mesh())[..., None, :]
     second = camera @ compute_rotation_matrices(np.clip(turn, -1.0, 1.0)) @ first * swell
     second_center = multiply_matrix_vector(camera, centre + shift - geometry.camera_shift[:, None])
     maps = [np.concatenate([axes, at[..., None]], -1) for axes, at in ((first, centre), (second, second_center))]
     return np.stack(maps, 2)
 
 
-def _choose_table_entries(rng: _MeshRandom, table: MeshTable) -> NDArray[np.int64]:
+def _draw_mesh_table_entries(rng: _MeshRandom, table: MeshTable) -> NDArray[np.int64]:
     """Return entries [B, N] of the table: half of them clips, if it has some."""
     everything = np.arange(len(table.pose_counts))
     clips = everything[table.pose_counts > 1]
-    is_clip, position = rng.draw_uniform() < 0.5, rng.draw_uniform()
+    is_clip, position = rng.draw_uniform_per_mesh() < 0.5, rng.draw_uniform_per_mesh()
     entries = np.floor(position * len(everything)).astype(np.int64)
     if len(clips):
         entries = np.where(is_clip, clips[np.floor(position * len(clips)).astype(np.int64)], entries)
     return entries
 
 
-def _choose_clip_poses(
+def _draw_clip_pose_rows_and_weights(
     rng: _MeshRandom, table: MeshTable, table_entries: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return first rows [B, N, 2, 2] of the poses around each frame's time, and the weights [B, N, 2] of the second."""
     last = (table.pose_counts[table_entries] - 1).astype(np.float64)
-    start = rng.draw_uniform() * last
-    step = 0.45 * rng.draw_normal()[..., 0] * np.where(rng.draw_uniform() < 0.2, 3, 1)
+    start = rng.draw_uniform_per_mesh() * last
+    step = 0.45 * rng.draw_normal_vectors_per_mesh()[..., 0] * np.where(rng.draw_uniform_per_mesh() < 0.2, 3, 1)
     phase = np.stack([start, np.clip(start + step, 0, last)], -1)
     low: NDArray[np.int64] = np.minimum(np.floor(phase), np.maximum(last - 1, 0)[..., None]).astype(np.int64)
     high = np.minimum(low + 1, last.astype(np.int64)[..., None])
@@ -183,16 +198,16 @@ def _choose_clip_poses(
 
 def _sample_deformations(rng: _MeshRandom, style: SceneStyle) -> NDArray[np.float32]:
     """Return waves and twists [B, N, 2, DEFORMATION] of some meshes; they change between the frames."""
-    bends = (rng.draw_uniform() < style.waves)[..., None]
+    bends = (rng.draw_uniform_per_mesh() < style.waves)[..., None]
     frames = []
     waves = []
     for _ in range(WAVES):
-        along = rng.draw_normal() * 1.5
+        along = rng.draw_normal_vectors_per_mesh() * 1.5
         length = np.maximum(np.linalg.norm(along, axis=-1, keepdims=True), 1e-3)
-        high = np.minimum(0.08 * np.abs(rng.draw_uniform())[..., None], 0.25 / length) * bends
-        high = rng.draw_normal().clip(-2, 2) * high
-        waves.append((high, along, rng.draw_uniform(0, 2 * np.pi), rng.draw_uniform(-1.2, 1.2)))
-    twist = rng.draw_normal() * np.array([0.4, 0.2, 0]) * bends
+        high = np.minimum(0.08 * np.abs(rng.draw_uniform_per_mesh())[..., None], 0.25 / length) * bends
+        high = rng.draw_normal_vectors_per_mesh().clip(-2, 2) * high
+        waves.append((high, along, rng.draw_uniform_per_mesh(0, 2 * np.pi), rng.draw_uniform_per_mesh(-1.2, 1.2)))
+    twist = rng.draw_normal_vectors_per_mesh() * np.array([0.4, 0.2, 0]) * bends
     for frame in (0, 1):
         numbers = [
             np.concatenate([amplitude, along, (phase + frame * change)[..., None]], -1)
@@ -204,35 +219,43 @@ def _sample_deformations(rng: _MeshRandom, style: SceneStyle) -> NDArray[np.floa
 
 def _sample_lighting(rng: _MeshRandom) -> NDArray[np.float32]:
     """Return the light [B, N, 2, 4] in both frames, mostly from above and from the camera's side."""
-    strength = rng.draw_uniform(0.0, 1.1)
-    lamp = np.array([0.0, -0.6, -0.7]) + 0.6 * rng.draw_normal()
+    strength = rng.draw_uniform_per_mesh(0.0, 1.1)
+    lamp = np.array([0.0, -0.6, -0.7]) + 0.6 * rng.draw_normal_vectors_per_mesh()
     frames = []
     for change in (0.0, 0.05):
-        towards = lamp + change * rng.draw_normal()
+        towards = lamp + change * rng.draw_normal_vectors_per_mesh()
         towards = towards / np.maximum(np.linalg.norm(towards, axis=-1, keepdims=True), 1e-6)
         frames.append(np.concatenate([(1 - 0.65 * strength)[..., None].clip(0.15), towards * strength[..., None]], -1))
     return np.stack(frames, 2).astype(np.float32)
 
 
-def _sample_materials(
+def _sample_material_pictures_and_colors(
     rng: _MeshRandom, pictures: int, style: SceneStyle
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return pictures [B, N, MATERIALS] and colours [B, N, MATERIALS, MESH_COLOURS]."""
-    first = rng.draw_uniform(0, pictures)
+    first = rng.draw_uniform_per_mesh(0, pictures)
     picture_ids = np.repeat(first[..., None], MATERIALS, -1)
     colours = np.zeros((*first.shape, MATERIALS, MESH_COLOURS))
-    smooth = np.where(rng.draw_uniform() < style.smooth, rng.draw_uniform(1.0, 4.5), 0.0)
-    contrast = np.where(rng.draw_uniform() < style.plain, rng.draw_uniform(0.02, 0.4), rng.draw_uniform(0.6, 1.3))
-    middle = rng.draw_uniform(0.2, 0.8)
-    gain = 1 + np.clip(0.08 * rng.draw_normal()[..., 0], -0.3, 0.3) * (rng.draw_per_scene() < 0.3)
-    same_look = rng.draw_uniform() < 0.4
+    smooth = np.where(rng.draw_uniform_per_mesh() < style.smooth, rng.draw_uniform_per_mesh(1.0, 4.5), 0.0)
+    contrast = np.where(
+        rng.draw_uniform_per_mesh() < style.plain,
+        rng.draw_uniform_per_mesh(0.02, 0.4),
+        rng.draw_uniform_per_mesh(0.6, 1.3),
+    )
+    middle = rng.draw_uniform_per_mesh(0.2, 0.8)
+    gain = 1 + np.clip(0.08 * rng.draw_normal_vectors_per_mesh()[..., 0], -0.3, 0.3) * (
+        rng.draw_uniform_per_scene() < 0.3
+    )
+    same_look = rng.draw_uniform_per_mesh() < 0.4
     tint = np.ones((*first.shape, 3))
     for material in range(MATERIALS):
-        other = rng.draw_uniform(0, pictures)
+        other = rng.draw_uniform_per_mesh(0, pictures)
         own = ~same_look if material else np.zeros_like(same_look)
-        picture_ids[..., material] = np.where(own & (rng.draw_uniform() < 0.6), other, picture_ids[..., material])
-        drawn = np.stack([rng.draw_uniform(0.75, 1.25) for _ in range(3)], -1)
-        shade = rng.draw_uniform(0.6, 1.4)[..., None]
+        picture_ids[..., material] = np.where(
+            own & (rng.draw_uniform_per_mesh() < 0.6), other, picture_ids[..., material]
+        )
+        drawn = np.stack([rng.draw_uniform_per_mesh(0.75, 1.25) for _ in range(3)], -1)
+        shade = rng.draw_uniform_per_mesh(0.6, 1.4)[..., None]
         tint = np.where(own[..., None], drawn * shade, tint) if material else drawn
         factor = contrast[..., None] * tint
         offset = middle[..., None] * tint - 0.5 * factor
@@ -246,17 +269,17 @@ def _sample_materials(
 
 def _replace_textures_by_colors_inplace(rng: _MeshRandom, colours: Floats, gain: Floats, style: SceneStyle) -> None:
     """Give some meshes one colour for each material, in place; all that shows their form is the light."""
-    plain = rng.draw_uniform() < style.plain_meshes
+    plain = rng.draw_uniform_per_mesh() < style.plain_meshes
     for material in range(MATERIALS):
-        shade = rng.draw_uniform(0.02, 0.95)
-        colour = np.stack([shade * rng.draw_uniform(0.6, 1.4) for _ in range(3)], -1)
+        shade = rng.draw_uniform_per_mesh(0.02, 0.95)
+        colour = np.stack([shade * rng.draw_uniform_per_mesh(0.6, 1.4) for _ in range(3)], -1)
         for first, light in ((1, np.ones_like(gain)), (7, gain)):
             flat = np.concatenate([np.zeros_like(colour), colour * light[..., None]], -1)
             values = colours[..., material, first : first + 6]
             values[plain] = flat[plain]
 
 
-def _group_overlapping_meshes(
+def _compute_depth_overlap_groups_and_depths(
     is_present: NDArray[np.bool_], depth: Floats, radius: Floats
 ) -> tuple[NDArray[np.int64], Floats]:
     """Return groups of meshes whose ranges of depth overlap, each named by its nearest mesh, and the groups' depths."""

@@ -40,9 +40,9 @@ def create_procedural_meshes(count: int = 48, barred_count: int = 0, seed: int =
     return build_mesh_store_from_clips(meshes)
 
 
-def _build_parameter_grid(along_closed: bool) -> tuple[Floats, Floats, NDArray[np.int64]]:
+def _build_parameter_grid_and_faces(is_closed_along: bool) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Return two parameters in 0 ... 1 of a surface's vertices, and its triangles; it is closed around."""
-    rows = _ALONG if along_closed else _ALONG + 1
+    rows = _ALONG if is_closed_along else _ALONG + 1
     u = np.repeat(np.arange(rows) / _ALONG, _AROUND)
     v = np.tile(np.arange(_AROUND) / _AROUND, rows)
     row, column = (index.ravel() for index in np.meshgrid(np.arange(_ALONG), np.arange(_AROUND), indexing="ij"))
@@ -60,7 +60,7 @@ def _raise_to_signed_power(value: Floats, exponent: float) -> Floats:
 
 
 def _draw_superquadric(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
-    u, v, faces = _build_parameter_grid(along_closed=False)
+    u, v, faces = _build_parameter_grid_and_faces(is_closed_along=False)
     first, second = stream.draw_between(0.15, 1.8), stream.draw_between(0.15, 1.8)
     latitude, longitude = np.pi * (u - 0.5), 2 * np.pi * v
     ring = _raise_to_signed_power(np.cos(latitude), first)
@@ -70,7 +70,7 @@ def _draw_superquadric(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]
 
 
 def _draw_torus(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
-    u, v, faces = _build_parameter_grid(along_closed=True)
+    u, v, faces = _build_parameter_grid_and_faces(is_closed_along=True)
     thickness, wave = stream.draw_between(0.12, 0.45), stream.draw_between(0, 0.4)
     turns = stream.draw_integer(2, 5)
     around, across = 2 * np.pi * u, 2 * np.pi * v
@@ -81,7 +81,7 @@ def _draw_torus(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
 
 def _draw_tube(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
     """Return a tube along a random curve, thicker and thinner, closed at its ends."""
-    u, v, faces = _build_parameter_grid(along_closed=False)
+    u, v, faces = _build_parameter_grid_and_faces(is_closed_along=False)
     between = stream.draw_between
     waves = [(between(0.2, 0.7), between(0.5, 2.5), between(0, 6.28)) for _ in range(2)]
     x, z = (high * np.sin(np.pi * count * u + phase) for high, count, phase in waves)
@@ -94,7 +94,7 @@ def _draw_tube(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
 def _build_squashed_sphere(
     stream: RandomStream, compute_radius: Callable[[Floats], Floats]
 ) -> tuple[Floats, NDArray[np.int64]]:
-    u, v, faces = _build_parameter_grid(along_closed=False)
+    u, v, faces = _build_parameter_grid_and_faces(is_closed_along=False)
     latitude, longitude = np.pi * (u - 0.5), 2 * np.pi * v
     ring = np.cos(latitude)
     points = np.stack([ring * np.cos(longitude), np.sin(latitude), ring * np.sin(longitude)], 1)
@@ -127,7 +127,7 @@ Bar = tuple[Floats, float, float]
 _CUBOID_SIDES = np.array([[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]])
 
 
-def _build_bars(bars: Sequence[Bar]) -> tuple[Floats, NDArray[np.int64]]:
+def _build_bar_mesh(bars: Sequence[Bar]) -> tuple[Floats, NDArray[np.int64]]:
     """Return vertices and triangles of bars of a rectangular section."""
     cuboid = np.concatenate([_CUBOID_SIDES[:, [0, 1, 2]], _CUBOID_SIDES[:, [0, 2, 3]]])
     points = []
@@ -182,7 +182,7 @@ def _draw_furniture(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
                 elbow = np.array([side * width, 0.4 * high, 0.8 * depth])
                 bars.append(_build_bar_between([side * width, 0.4 * high, -depth], elbow, thickness))
                 bars.append(_build_bar_between(elbow, elbow * [1, 0, 1], thickness))
-    return _build_bars(bars)
+    return _build_bar_mesh(bars)
 
 
 def _draw_lattice(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
@@ -205,10 +205,10 @@ def _draw_lattice(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
             bars += [_build_bar_between([-half_gap, height, row], [half_gap, height, row], rung) for row in rows]
             sides = (-half_gap, half_gap) if len(rows) > 1 else ()
             bars += [_build_bar_between([side, height, rows[0]], [side, height, rows[1]], rung) for side in sides]
-    return _build_bars(bars)
+    return _build_bar_mesh(bars)
 
 
-def _draw_branches(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
+def _draw_box_with_limbs(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
     """Return a rod with a head, or a body with limbs: a box, and jointed bars that leave it in random directions."""
     between = stream.draw_between
     box = np.array([between(0.02, 0.4) for _ in range(3)])
@@ -220,8 +220,8 @@ def _draw_branches(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
             end = start + length * heading / max(float(np.linalg.norm(heading)), 1e-3)
             bars.append(_build_bar_between(start, end, thickness))
             start, thickness = end, 0.8 * thickness
-    return _build_bars(bars)
+    return _build_bar_mesh(bars)
 
 
 _SHAPES = (_draw_superquadric, _draw_tube, _draw_torus, _draw_lump, _draw_spiky_sphere)
-_BARRED_SHAPES = (_draw_furniture, _draw_lattice, _draw_furniture, _draw_branches)
+_BARRED_SHAPES = (_draw_furniture, _draw_lattice, _draw_furniture, _draw_box_with_limbs)

@@ -103,13 +103,13 @@ def _write_pair(base: Path, number: int, tensors: list[Tensor], flow_format: str
     frame1, frame2, flow, valid, occluded = tensors
     if flow_format == "png":
         valid = valid & (flow.abs().amax(0) < _KITTI)
-    pictures = (frame1.float(), frame2.float(), _mask_to_image(occluded), _mask_to_image(~valid))
+    pictures = (frame1.float(), frame2.float(), _convert_mask_to_image(occluded), _convert_mask_to_image(~valid))
     for name, picture in zip(_PICTURE_FOLDERS, pictures, strict=True):
         write_image(base / name / f"{number:05d}.png", picture)
     write_flow(_get_flow_path(base, number, flow_format), flow, valid)
 
 
-def _mask_to_image(mask: Tensor) -> Tensor:
+def _convert_mask_to_image(mask: Tensor) -> Tensor:
     return mask.to(torch.uint8)[None] * 255
 
 

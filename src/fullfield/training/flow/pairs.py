@@ -18,7 +18,7 @@ from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered import LayeredScenes, PictureAtlas, render_pairs
 from fullfield.training.flow.layered.meshes import MeshTable
 from fullfield.training.flow.mesh_shapes import create_procedural_meshes
-from fullfield.training.flow.pictures import PicturePack, create_procedural_pictures
+from fullfield.training.flow.pictures import PicturePack, create_procedural_picture_pack
 from fullfield.training.flow.scene import sample_scenes
 from fullfield.training.flow.weather import Veils, draw_veils_inplace, sample_veils_if_any
 
@@ -48,7 +48,7 @@ class PairGenerator:
         size: (height, width) of the frames, pixels, at least 8.
         seed: seed of everything.
         device: device that renders the pairs.
-        pictures: textures and silhouettes of :func:`~fullfield.training.flow.pictures.load_picture_pack`; by
+        pictures: textures and silhouettes of :func:`~fullfield.training.flow.pictures.load_or_create_picture_pack`; by
             default procedural ones, which need no file. Or the ``atlas`` of another generator on this device, which
             both then share.
         style: shares and lengths of what scenes contain, for instance ``SceneStyle(figures=0.5, thin=0.3)``.
@@ -73,7 +73,7 @@ class PairGenerator:
         self.size, self.seed, self.device = (int(size[0]), int(size[1])), seed, _check.resolve_available_device(device)
         _check.check_number(compressed, "compressed", low=0.0, high=1.0)
         self.style, self.compressed = style or SceneStyle(), compressed
-        pictures = create_procedural_pictures() if pictures is None else pictures
+        pictures = create_procedural_picture_pack() if pictures is None else pictures
         if not isinstance(pictures, PictureAtlas):
             meshes = create_procedural_meshes(barred_count=24) if pictures.meshes is None else pictures.meshes
             textures, shapes = (tensor.to(self.device) for tensor in (pictures.pictures, pictures.shapes))
@@ -90,21 +90,23 @@ class PairGenerator:
 
     def prefetch(self, first_batch_index: int, stride: int, count_pairs: PairCounter) -> None:
         """Start to draw the scenes of every ``stride``-th batch from ``first_batch_index`` on."""
-        self._drawn.start_prefetching(first_batch_index, stride, count_pairs)
+        self._drawn.start_prefetching_if_workers(first_batch_index, stride, count_pairs)
 
     def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
         """Return the pairs ``batch_index * pair_count`` to ``(batch_index + 1) * pair_count - 1``."""
         _check.check_number(batch_index, "batch_index", integer=True, low=0)
         _check.check_number(pair_count, "pair_count", integer=True, low=1)
-        scenes, veils, steps = self._drawn.take_batch(batch_index, pair_count)
+        scenes, veils, steps = self._drawn.take_or_build_batch(batch_index, pair_count)
         totals = None if scenes.meshes is None else scenes.meshes.count_vertices_and_triangles()
         if self.device.type == "cuda":
             scenes = scenes.map_tensors(self._copy_to_device)
-        frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size, totals=totals)
+        frame1, frame2, flow, valid, occluded = render_pairs(
+            scenes, self.atlas, self.size, vertex_and_triangle_counts=totals
+        )
         if veils is not None:
             draw_veils_inplace(frame1, frame2, Veils(*map(self._copy_to_device, veils)))
         if steps.any():
-            frame1, frame2 = self._compress_selected_pairs_as_jpeg(frame1, frame2, steps)
+            frame1, frame2 = self._simulate_jpeg_in_selected_pairs_inplace(frame1, frame2, steps)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
         return FlowBatch(frame1, frame2, flow, valid, occluded)
 
@@ -115,7 +117,7 @@ class PairGenerator:
         return tensor.to(self.device, non_blocking=True)
 
     @torch.no_grad()
-    def _compress_selected_pairs_as_jpeg(
+    def _simulate_jpeg_in_selected_pairs_inplace(
         self, frame1: Tensor, frame2: Tensor, quantization_steps: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the frames with the blocks of JPEG in the pairs that have a step."""
@@ -124,7 +126,7 @@ class PairGenerator:
             self._copy_to_device(tensor) for tensor in (rough.nonzero()[:, 0], quantization_steps[rough])
         )
         with torch.autocast(self.device.type, enabled=False):
-            both = _compress_as_jpeg(
+            both = _simulate_jpeg_compression(
                 torch.cat([frame.index_select(0, selected) for frame in (frame1, frame2)]),
                 coarse.repeat(2)[:, None, None, None],
             )
@@ -147,18 +149,18 @@ class _SceneSampler:
 
     def __call__(self, batch_index: int, pair_count: int) -> tuple[LayeredScenes, Veils | None, Tensor]:
         numbers = range(batch_index * pair_count, (batch_index + 1) * pair_count)
-        counts = {"pictures": self.pictures, "shapes": self.shapes}
-        scenes = sample_scenes(numbers, self.size, seed=self.seed, meshes=self.meshes, style=self.style, **counts)
+        counts = {"picture_count": self.pictures, "shape_count": self.shapes}
+        scenes = sample_scenes(numbers, self.size, seed=self.seed, mesh_table=self.meshes, style=self.style, **counts)
         veils = sample_veils_if_any(numbers, self.size, seed=self.seed, style=self.style) if self.style.veils else None
         draw = np.stack([np.random.Generator(np.random.SFC64([self.seed, number, 1])).random(2) for number in numbers])
         steps = np.where(draw[:, 0] < self.compressed, np.exp(draw[:, 1] * math.log(12.0)), 0.0)
         return scenes, veils, torch.from_numpy(steps.astype(np.float32))
 
 
-def _compress_as_jpeg(frames: Tensor, quantization_steps: Tensor) -> Tensor:
+def _simulate_jpeg_compression(frames: Tensor, quantization_steps: Tensor) -> Tensor:
     """Return frames [B, 3, H, W] whose 8×8 blocks are quantised: coarser at higher frequencies and in colour."""
     height, width = frames.shape[2:]
-    tables = _load_jpeg_tables(frames.device)
+    tables = _get_cached_jpeg_tables(frames.device)
     padded = torch.nn.functional.pad(frames, (0, -width % _BLOCK, 0, -height % _BLOCK), mode="replicate")
     blocks = torch.einsum("cd,bdhw->bchw", tables.luma, padded)
     rows, columns = (side // _BLOCK for side in blocks.shape[2:])
@@ -181,7 +183,7 @@ class _JPEGTables(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16)
-def _load_jpeg_tables(device: torch.device) -> _JPEGTables:
+def _get_cached_jpeg_tables(device: torch.device) -> _JPEGTables:
     """Return the constants; a copy for each batch would wait for the device."""
     rank = torch.arange(_BLOCK, dtype=torch.float64)
     cosines = torch.cos(torch.pi / _BLOCK * rank[:, None] * (rank + 0.5)) * math.sqrt(2 / _BLOCK)

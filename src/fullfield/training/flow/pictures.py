@@ -51,23 +51,25 @@ class PicturePack(NamedTuple):
     meshes: MeshStore | None = None  # None: procedural ones
 
 
-def load_picture_pack(path: str | Path | None, *, size: int = 512, drawn_shapes: int = 500) -> PicturePack:
+def load_or_create_picture_pack(
+    path: str | Path | None, *, size: int = 512, procedural_shape_count: int = 500
+) -> PicturePack:
     """Read a picture pack (``python -m tools textures``).
 
     Pictures become squares: one whose shorter side is at least ``size`` gives as many crops as nearly cover it; a
     smaller one is enlarged, at most twice, and mirrored at its edges where that is not enough.
 
     Args:
-        path: the pack; None: :func:`create_procedural_pictures` of this size.
+        path: the pack; None: :func:`create_procedural_picture_pack` of this size.
         size: height and width of the squares S, px.
-        drawn_shapes: number of procedural shapes after the pack's silhouettes.
+        procedural_shape_count: number of procedural shapes after the pack's silhouettes.
 
     InputError for a file that is no picture pack or is damaged.
     """
     check_number(size, "size", integer=True, low=16)
-    check_number(drawn_shapes, "drawn_shapes", integer=True, low=0)
+    check_number(procedural_shape_count, "procedural_shape_count", integer=True, low=0)
     if path is None:
-        return create_procedural_pictures(size=size, shapes=drawn_shapes)
+        return create_procedural_picture_pack(size=size, shape_count=procedural_shape_count)
     where = Path(path)
     squares: list[Pixels] = []
     names: list[str] = []
@@ -85,13 +87,13 @@ def load_picture_pack(path: str | Path | None, *, size: int = 512, drawn_shapes:
         masks = unpack_masks(np.frombuffer(data, np.uint8).reshape(packed))
         if not squares:
             raise InputError(f"{where}: expected a picture at least, holds silhouettes alone; build it with --pictures")
-        meshes = _read_and_extend_meshes_if_any(where, entries.get("meshes", []), file)
-    drawn = create_procedural_shapes(drawn_shapes, seed=0)
+        meshes = _read_meshes_and_append_procedural_if_any(where, entries.get("meshes", []), file)
+    drawn = create_procedural_shapes(procedural_shape_count, seed=0)
     shapes = torch.from_numpy(np.concatenate([masks, drawn]))
     return PicturePack(torch.from_numpy(np.stack(squares)), shapes, tuple(names), meshes)
 
 
-def _read_and_extend_meshes_if_any(
+def _read_meshes_and_append_procedural_if_any(
     path: Path, entries: list[dict[str, Any]], file: zipfile.ZipFile
 ) -> MeshStore | None:
     """Return the meshes of a pack, and procedural ones after them; None if it has none."""
@@ -122,19 +124,21 @@ def _read_and_extend_meshes_if_any(
     return build_mesh_store_from_clips(meshes).join_stores(create_procedural_meshes(barred_count=BARRED_MESHES))
 
 
-def create_procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shapes: int = 500) -> PicturePack:
+def create_procedural_picture_pack(
+    count: int = 64, size: int = 512, seed: int = 0, *, shape_count: int = 500
+) -> PicturePack:
     """Pictures without any download, the same on every machine.
 
     ``count`` pictures of height and width ``size`` px: noise of many octaves, discs that hide each other, cells,
     marble, bricks, speckles, stripes, gradients, checks and nearly flat ones in turn, in natural and saturated colours.
-    And ``shapes`` shapes (:func:`create_procedural_shapes`).
+    And ``shape_count`` shapes (:func:`create_procedural_shapes`).
     """
     check_number(count, "count", integer=True, low=1)
     check_number(size, "size", integer=True, low=16)
     check_number(seed, "seed", integer=True, low=0)
-    check_number(shapes, "shapes", integer=True, low=0)
+    check_number(shape_count, "shape_count", integer=True, low=0)
     pictures, names = create_procedural_textures_and_names(count, size, seed)
-    return PicturePack(torch.from_numpy(pictures), torch.from_numpy(create_procedural_shapes(shapes, seed)), names)
+    return PicturePack(torch.from_numpy(pictures), torch.from_numpy(create_procedural_shapes(shape_count, seed)), names)
 
 
 def read_pack_manifest(path: str | Path) -> dict[str, Any]:

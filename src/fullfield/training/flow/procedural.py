@@ -30,7 +30,7 @@ class RandomStream:
     def __init__(self, *key: int) -> None:
         self._state = np.zeros(1, np.uint64)
         for word in key:
-            self._state = _mix_bits(self._state ^ np.array([word & 0xFFFFFFFFFFFFFFFF], np.uint64))
+            self._state = _hash_64_bit_words(self._state ^ np.array([word & 0xFFFFFFFFFFFFFFFF], np.uint64))
         self._drawn = 0
 
     def draw_uniform_numbers(self, *shape: int) -> Field:
@@ -38,7 +38,7 @@ class RandomStream:
         count = int(np.prod(shape)) if shape else 1
         index = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
         self._drawn += count
-        bits = _mix_bits(self._state + index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(11)
+        bits = _hash_64_bit_words(self._state + index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(11)
         return (bits.astype(np.float64) * 2.0**-53).reshape(shape or (1,))
 
     def draw_between(self, low: float, high: float) -> float:
@@ -50,11 +50,11 @@ class RandomStream:
         return low + int(float(self.draw_uniform_numbers()[0]) * (high - low + 1))
 
 
-def _mix_bits(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = z + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+def _hash_64_bit_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
 
 
 # -- textures ----------------------------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def _draw_bar(stream: RandomStream) -> list[Field]:
     return [_rotate_and_narrow_outline(stream, np.concatenate([middle + offset, (middle - offset)[::-1]]), 0.99)]
 
 
-def _outline_disc(radius: float, x: float = 0.0, y: float = 0.0) -> Field:
+def _build_disc_outline(radius: float, x: float = 0.0, y: float = 0.0) -> Field:
     outline: Field = _compute_unit_vectors(np.arange(48) / 48) * radius + np.array([x, y])
     return outline
 
@@ -394,21 +394,21 @@ def _draw_disc_with_holes(stream: RandomStream) -> list[Field]:
     """Return a ring, or a disc with several holes."""
     if stream.draw_between(0, 1) < 0.4:
         return [
-            _outline_disc(1.0),
-            _outline_disc(
+            _build_disc_outline(1.0),
+            _build_disc_outline(
                 stream.draw_between(0.4, 0.93), stream.draw_between(-0.05, 0.05), stream.draw_between(-0.05, 0.05)
             ),
         ]
     count = stream.draw_integer(2, 6)
     centres = _compute_unit_vectors((np.arange(count) + stream.draw_between(0, 1)) / count) * 0.58
     return [
-        _outline_disc(1.0),
-        *(_outline_disc(stream.draw_between(0.08, 0.9 / count), float(x), float(y)) for x, y in centres),
+        _build_disc_outline(1.0),
+        *(_build_disc_outline(stream.draw_between(0.08, 0.9 / count), float(x), float(y)) for x, y in centres),
     ]
 
 
-def _draw_frame_with_bars(stream: RandomStream) -> list[Field]:
-    """Return a rectangular or many-cornered frame, with bars inside or not."""
+def _draw_polygonal_frame(stream: RandomStream) -> list[Field]:
+    """Return a frame of three to six corners."""
     corners = stream.draw_integer(3, 6)
     outer = _compute_unit_vectors((np.arange(corners) + 0.5) / corners)
     inner = stream.draw_between(0.6, 0.93)
@@ -483,7 +483,7 @@ _SHAPES = (
     _draw_star,
     _draw_bar,
     _draw_disc_with_holes,
-    _draw_frame_with_bars,
+    _draw_polygonal_frame,
     _draw_hair_fan,
     _draw_fence,
     _draw_blob,

@@ -58,7 +58,7 @@ class Ranks:
             for value in tensors:
                 distributed.broadcast(value, 0)
 
-    def broadcast_number(self, value: float, device: torch.device) -> float:
+    def broadcast_number_from_first(self, value: float, device: torch.device) -> float:
         """Return the first process's number; waits for it."""
         if self.count == 1:
             return value
@@ -72,13 +72,13 @@ class Ranks:
             distributed.barrier()
 
 
-def choose_rank_device(name: str) -> torch.device:
+def choose_rank_device(device_name: str) -> torch.device:
     """Return the device of this process; under ``torchrun``, ``auto`` and ``cuda`` are the GPU of its local rank.
 
     Elsewhere ``auto`` is the first GPU with kernels, else the CPU.
     """
-    is_auto = name == AUTO
-    device = resolve_device(name) if is_auto else _check.resolve_available_device(name)
+    is_auto = device_name == AUTO
+    device = resolve_device(device_name) if is_auto else _check.resolve_available_device(device_name)
     is_chosen = device.index is not None and not (is_auto and "LOCAL_RANK" in os.environ)
     if device.type != "cuda" or is_chosen:
         return device
@@ -105,7 +105,7 @@ def _create_store_and_group_numbers(_address: str | None, _port: str | None) -> 
 
 
 @contextmanager
-def join_process_group(device: torch.device) -> Iterator[Ranks]:
+def join_process_group_if_distributed(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that ``torchrun`` has started, by NCCL on GPUs and by gloo elsewhere.
 
     A process group that is there already is used and left as it is. After an error on a GPU the group is not closed,

@@ -31,8 +31,8 @@ from fullfield.training.flow.scene_draw import (
     PARTS,
     Floats,
     SceneRandom,
-    compute_relative_size,
     compute_rotation_matrices,
+    compute_size_relative_to_reference,
     invert_3x3_matrices,
     multiply_matrix_vector,
 )
@@ -48,35 +48,37 @@ def sample_scenes(
     size: tuple[int, int],
     *,
     seed: int,
-    pictures: int,
-    shapes: int,
-    meshes: MeshTable | None = None,
+    picture_count: int,
+    shape_count: int,
+    mesh_table: MeshTable | None = None,
     style: SceneStyle | None = None,
 ) -> LayeredScenes:
     """Draw the scenes of these numbers, on the CPU; a scene depends on its number and the arguments.
 
-    ``size`` is (height, width) in pixels; ``pictures`` and ``shapes`` are numbers of the atlas's pictures and
-    silhouettes, ``meshes`` describes its meshes, which a style with meshes needs.
+    ``size`` is (height, width) in pixels; ``picture_count`` and ``shape_count`` are numbers of the atlas's pictures and
+    silhouettes, ``mesh_table`` describes its meshes, which a style with meshes needs.
     """
     style = style or SceneStyle()
     for side in size:
         _check.check_number(side, "size", integer=True, low=8, high=1 << 15)
     _check.check_number(seed, "seed", integer=True, low=0)
-    _check.check_number(pictures, "pictures", integer=True, low=1)
-    _check.check_number(shapes, "shapes", integer=True, low=0)
-    _check.require(style.meshes == 0 or meshes is not None, "meshes", "a table of meshes for this style", "none")
+    _check.check_number(picture_count, "picture_count", integer=True, low=1)
+    _check.check_number(shape_count, "shape_count", integer=True, low=0)
+    _check.require(
+        style.meshes == 0 or mesh_table is not None, "mesh_table", "a table of meshes for this style", "none"
+    )
     solid = style.bodies > 0
     draw = SceneRandom(seed, pair_numbers, solids=solid)
     # Bars and figures have numbers of their own: what else is in a scene stays. (Stream 1: the blocks of JPEG.)
     extra = SceneRandom(seed, pair_numbers, 2, solids=False) if style.thin or style.figures else None
     height, width = size
-    unit = compute_relative_size(height, width)
+    unit = compute_size_relative_to_reference(height, width)
     bodies = SceneGeometry(draw, extra, len(pair_numbers), height, width, unit, style)
     cut = SceneRandom(seed, pair_numbers, 7, solids=False) if style.photographs else None
     has_photograph = np.zeros(len(pair_numbers), bool)
     if cut is not None:
         has_photograph = (
-            (cut.draw_per_scene() < style.photographs)
+            (cut.draw_uniform_per_scene() < style.photographs)
             & ((bodies.kind == OPEN) | (bodies.kind == FLAT))
             & ~bodies.same_look
         )
@@ -84,38 +86,38 @@ def sample_scenes(
     solids = None
     if solid:
         solids = sample_ellipsoids(pair_numbers, size, bodies.focal, seed=seed, relative_size=unit, style=style)
-        bodies.add_ellipsoids(solids)
-    paint, ids = _sample_layer_paint(draw, bodies, pictures, shapes, unit, style)
+        bodies.fill_visible_ellipsoid_layers_inplace(solids)
+    paint, ids = _sample_layer_paint_and_ids(draw, bodies, picture_count, shape_count, unit, style)
     if solid or style.smooth:
-        _set_paint_of_ellipsoids_and_unsharp_layers(
+        _paint_ellipsoids_and_unsharp_layers_inplace(
             SceneRandom(seed, pair_numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style
         )
     if cut is not None:
-        _set_paint_of_objects_to_backdrop(cut, has_photograph, bodies, paint, ids, unit)
-    exposures, instants, times = _sample_exposures(draw, len(pair_numbers), style)
+        _paint_objects_as_backdrop_inplace(cut, has_photograph, bodies, paint, ids, unit)
+    exposures, instants, times = _sample_exposures_counts_and_times(draw, len(pair_numbers), style)
     background = bodies.sample_background_color(draw)
-    gamma = np.exp((2 * draw.draw_per_scene() - 1) * math.log(style.gamma))
-    noise = style.noise * draw.draw_per_scene() ** 3 * (draw.draw_per_scene() < 0.7)
-    seeds = np.floor(draw.draw_per_scene() * 2**31).astype(np.int32)
+    gamma = np.exp((2 * draw.draw_uniform_per_scene() - 1) * math.log(style.gamma))
+    noise = style.noise * draw.draw_uniform_per_scene() ** 3 * (draw.draw_uniform_per_scene() < 0.7)
+    seeds = np.floor(draw.draw_uniform_per_scene() * 2**31).astype(np.int32)
     floats = (exposures, background, np.stack([gamma, noise], 1))
     drawn = None
-    if style.meshes and meshes is not None:
+    if style.meshes and mesh_table is not None:
         drawn = sample_meshes(
-            pair_numbers, bodies, meshes, seed=seed, pictures=pictures, relative_size=unit, style=style
+            pair_numbers, bodies, mesh_table, seed=seed, pictures=picture_count, relative_size=unit, style=style
         )
     if style.haze or style.dark:
         add_haze_and_darkness_inplace(pair_numbers, bodies, paint, background, drawn, seed=seed, style=style)
     return _build_depth_sorted_scenes(bodies, drawn, times, paint, ids, floats, instants, seeds)
 
 
-def _sample_layer_paint(
+def _sample_layer_paint_and_ids(
     rng: SceneRandom, geometry: SceneGeometry, pictures: int, shapes: int, relative_size: float, style: SceneStyle
 ) -> tuple[Floats, NDArray[np.int64]]:
     """Return paint [B, L, PAINT] and ids [B, L, 2] of all layers, see :class:`LayeredScenes`."""
     batch = len(geometry.kind)
     paint = np.zeros((batch, LAYERS, PAINT))
     ids = np.stack(
-        [np.floor(rng.draw_per_layer() * pictures), np.floor(rng.draw_per_layer() * max(shapes, 1))], -1
+        [np.floor(rng.draw_uniform_per_layer() * pictures), np.floor(rng.draw_uniform_per_layer() * max(shapes, 1))], -1
     ).astype(np.int64)
     silhouette = geometry.shape == 0
     ids[..., 1] = np.where(silhouette, ids[..., 1] if shapes else SQUARE, geometry.shape)
@@ -128,34 +130,51 @@ def _sample_layer_paint(
         np.linalg.norm(axis, axis=-1) * geometry.focal[:, None] / depth * per_pixel / min(max(relative_size, 0.5), 2.0)
         for axis in (geometry.along, geometry.across)
     ]
-    angle = rng.draw_per_layer(0, 2 * np.pi)
-    angle = np.where(rng.draw_per_layer() < 0.5, np.round(angle / (np.pi / 2)) * (np.pi / 2), angle)
+    angle = rng.draw_uniform_per_layer(0, 2 * np.pi)
+    angle = np.where(rng.draw_uniform_per_layer() < 0.5, np.round(angle / (np.pi / 2)) * (np.pi / 2), angle)
     cosine, sine = np.cos(angle), np.sin(angle)
-    affine = (cosine * texels[0], -sine * texels[1], rng.draw_per_layer(0, 1024), sine * texels[0], cosine * texels[1])
-    for number, value in enumerate((*affine, rng.draw_per_layer(0, 1024))):
+    affine = (
+        cosine * texels[0],
+        -sine * texels[1],
+        rng.draw_uniform_per_layer(0, 1024),
+        sine * texels[0],
+        cosine * texels[1],
+    )
+    for number, value in enumerate((*affine, rng.draw_uniform_per_layer(0, 1024))):
         paint[..., TEXTURE + number] = value
     # Waves: the slope stays under what would fold the surface.
-    bends = rng.draw_per_layer() < style.waves
+    bends = rng.draw_uniform_per_layer() < style.waves
     bends[:, FIRST_FACE:GROUND] = False
-    bends[:, GROUND:CARDS] &= rng.draw_per_layer()[:, GROUND:CARDS] < 0.3
+    bends[:, GROUND:CARDS] &= rng.draw_uniform_per_layer()[:, GROUND:CARDS] < 0.3
     for first in (0, 5):
-        length = relative_size * np.exp(rng.draw_per_layer(math.log(50), math.log(400)))
-        heading, phase, aim = (rng.draw_per_layer(0, 2 * np.pi) for _ in range(3))
-        high = np.minimum(relative_size * 6 * rng.draw_per_layer() ** 2, 0.15 * length / (2 * np.pi)) * bends
+        length = relative_size * np.exp(rng.draw_uniform_per_layer(math.log(50), math.log(400)))
+        heading, phase, aim = (rng.draw_uniform_per_layer(0, 2 * np.pi) for _ in range(3))
+        high = np.minimum(relative_size * 6 * rng.draw_uniform_per_layer() ** 2, 0.15 * length / (2 * np.pi)) * bends
         values = (high * np.cos(aim), high * np.sin(aim), np.cos(heading), np.sin(heading))
         for number, value in enumerate(values):
             paint[..., first + number] = value * (2 * np.pi / length if number >= 2 else 1)
         paint[..., first + 4] = phase
     # Out of focus: edges and textures.
-    soft = np.where(rng.draw_per_layer() < 0.12, rng.draw_per_layer(1, 5) * relative_size, 1.0)
+    soft = np.where(rng.draw_uniform_per_layer() < 0.12, rng.draw_uniform_per_layer(1, 5) * relative_size, 1.0)
     paint[..., SOFTNESS] = soft
     paint[..., BIAS] = np.log2(soft)
     # Colours: contrast, brightness and tint, and light that changes from frame to frame.
-    contrast = np.where(rng.draw_per_layer() < style.plain, rng.draw_per_layer(0.02, 0.4), rng.draw_per_layer(0.6, 1.3))
-    middle = rng.draw_per_layer(0.2, 0.8)
-    changes = (rng.draw_per_scene() < 0.3)[:, None]
+    contrast = np.where(
+        rng.draw_uniform_per_layer() < style.plain,
+        rng.draw_uniform_per_layer(0.02, 0.4),
+        rng.draw_uniform_per_layer(0.6, 1.3),
+    )
+    middle = rng.draw_uniform_per_layer(0.2, 0.8)
+    changes = (rng.draw_uniform_per_scene() < 0.3)[:, None]
     light = 1 + np.clip(rng.draw_normal_per_layer(0.08), -0.3, 0.3) * changes
-    tints = np.stack([rng.draw_per_layer(0.8, 1.2), rng.draw_per_layer(0.8, 1.2), rng.draw_per_layer(0.8, 1.2)], -1)
+    tints = np.stack(
+        [
+            rng.draw_uniform_per_layer(0.8, 1.2),
+            rng.draw_uniform_per_layer(0.8, 1.2),
+            rng.draw_uniform_per_layer(0.8, 1.2),
+        ],
+        -1,
+    )
     for frame, gain in enumerate((np.ones_like(light), light)):
         factor = (contrast * gain)[..., None] * tints
         offset = (middle * gain)[..., None] * tints - 0.5 * factor
@@ -165,10 +184,12 @@ def _sample_layer_paint(
     return paint, ids
 
 
-def _sample_exposures(rng: SceneRandom, batch: int, style: SceneStyle) -> tuple[Floats, NDArray[np.int32], Floats]:
+def _sample_exposures_counts_and_times(
+    rng: SceneRandom, batch: int, style: SceneStyle
+) -> tuple[Floats, NDArray[np.int32], Floats]:
     """Return the renderer's exposures [B, 2, E, 3], their number [B], and the times [B, 2, 1 + E] of its matrices."""
     count = style.instants
-    shutter = np.where(rng.draw_per_scene() < style.blur, rng.draw_per_scene(0.05, 0.9), 0.0)
+    shutter = np.where(rng.draw_uniform_per_scene() < style.blur, rng.draw_uniform_per_scene(0.05, 0.9), 0.0)
     offsets = (np.arange(count) + 0.5) / count - 0.5
     times = np.zeros((batch, 2, 1 + count))
     times[:, :, 1:] = shutter[:, None, None] * offsets
@@ -181,7 +202,7 @@ def _sample_exposures(rng: SceneRandom, batch: int, style: SceneStyle) -> tuple[
     return exposures, instants, times
 
 
-def _set_paint_of_ellipsoids_and_unsharp_layers(
+def _paint_ellipsoids_and_unsharp_layers_inplace(
     rng: SceneRandom,
     geometry: SceneGeometry,
     ellipsoids: Ellipsoids | None,
@@ -192,19 +213,26 @@ def _set_paint_of_ellipsoids_and_unsharp_layers(
 ) -> None:
     """Paint bodies, and surfaces that are out of focus or faint."""
     objects = slice(0, OBJECTS)
-    smooth = rng.draw_per_layer() < style.smooth
-    levels, contrast = rng.draw_per_layer(1.0, 4.5), rng.draw_per_layer(0.1, 0.6)
+    smooth = rng.draw_uniform_per_layer() < style.smooth
+    levels, contrast = rng.draw_uniform_per_layer(1.0, 4.5), rng.draw_uniform_per_layer(0.1, 0.6)
     paint[:, objects, BIAS] += np.where(smooth, levels, 0)[:, objects]
-    faint = smooth & (rng.draw_per_layer() < 0.6)
+    faint = smooth & (rng.draw_uniform_per_layer() < 0.6)
     strength, light = (
-        rng.draw_per_layer(0.0, 0.7),
-        np.stack([rng.draw_per_layer(-1, 1), rng.draw_per_layer(-1.5, 0.5), rng.draw_per_layer(-1, 1)], -1),
+        rng.draw_uniform_per_layer(0.0, 0.7),
+        np.stack(
+            [
+                rng.draw_uniform_per_layer(-1, 1),
+                rng.draw_uniform_per_layer(-1.5, 0.5),
+                rng.draw_uniform_per_layer(-1, 1),
+            ],
+            -1,
+        ),
     )
     if ellipsoids is not None:
         slots = slice(CARDS, LAYERS)
         core = CARDS + np.repeat(np.arange(BODIES) * PARTS, PARTS)
         paint[:, slots, BIAS] = np.log2(paint[:, slots, SOFTNESS]) + ellipsoids.smooth
-        faint[:, slots] = (ellipsoids.smooth > 0) & (rng.draw_per_layer()[:, slots][:, core - CARDS] < 0.6)
+        faint[:, slots] = (ellipsoids.smooth > 0) & (rng.draw_uniform_per_layer()[:, slots][:, core - CARDS] < 0.6)
         for values in (paint[..., COLOURS : COLOURS + 12], ids[..., :1]):
             values[:, slots] = np.where(ellipsoids.same_look[..., None], values[:, core], values[:, slots])
         radius = np.linalg.norm(ellipsoids.shape[:, :, 0], axis=(-2, -1)) / math.sqrt(3)
@@ -239,9 +267,9 @@ def _set_paint_of_ellipsoids_and_unsharp_layers(
         factor *= weaker
 
 
-def _set_paint_of_objects_to_backdrop(
+def _paint_objects_as_backdrop_inplace(
     rng: SceneRandom,
-    scenes: NDArray[np.bool_],
+    scene_mask: NDArray[np.bool_],
     geometry: SceneGeometry,
     paint: Floats,
     ids: NDArray[np.int64],
@@ -249,15 +277,15 @@ def _set_paint_of_objects_to_backdrop(
 ) -> None:
     """Let most objects of some scenes show the part of the backdrop's picture that they hide; all face the camera."""
     height, width = geometry.size
-    cut = rng.draw_per_layer() < 0.75
+    cut = rng.draw_uniform_per_layer() < 0.75
     cut[:, OBJECTS:] = False
     cut[:, BACKDROP] = True
-    cut &= scenes[:, None]
+    cut &= scene_mask[:, None]
     scale = np.exp(0.35 * rng.draw_normal_per_layer()[:, 0]) / min(max(relative_size, 0.5), 2.0)
-    angle = 0.2 * rng.draw_normal_per_layer()[:, 0] + np.pi * (rng.draw_per_scene() < 0.3)
+    angle = 0.2 * rng.draw_normal_per_layer()[:, 0] + np.pi * (rng.draw_uniform_per_scene() < 0.3)
     cosine, sine = scale * np.cos(angle), scale * np.sin(angle)
     to_texels = np.stack([cosine, -sine, sine, cosine], -1).reshape(-1, 1, 2, 2)
-    origin = np.stack([rng.draw_per_scene(0, 1024), rng.draw_per_scene(0, 1024)], -1)[:, None]
+    origin = np.stack([rng.draw_uniform_per_scene(0, 1024), rng.draw_uniform_per_scene(0, 1024)], -1)[:, None]
     depth = np.where(cut, geometry.place[..., 2], 1.0)
     zoom = (geometry.focal[:, None] / depth)[..., None]
     middle = zoom * geometry.place[..., :2] + np.array([(width - 1) / 2, (height - 1) / 2])

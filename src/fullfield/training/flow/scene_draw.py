@@ -56,39 +56,39 @@ class SceneRandom:
                 self._normal[index, :, CARDS:] = own.standard_normal((_NORMAL, LAYERS - CARDS))
         self._at = [0, 0, 0]
 
-    def _advance_and_get_counter(self, counter_index: int) -> int:
+    def _get_and_advance_counter(self, counter_index: int) -> int:
         self._at[counter_index] += 1
         return self._at[counter_index] - 1
 
-    def draw_per_scene(self, low: float = 0.0, high: float = 1.0) -> Floats:
+    def draw_uniform_per_scene(self, low: float = 0.0, high: float = 1.0) -> Floats:
         """Return a uniform number for each scene [B]."""
-        return low + (high - low) * self._scene[:, self._advance_and_get_counter(0)]
+        return low + (high - low) * self._scene[:, self._get_and_advance_counter(0)]
 
-    def draw_per_layer(self, low: float = 0.0, high: float = 1.0) -> Floats:
+    def draw_uniform_per_layer(self, low: float = 0.0, high: float = 1.0) -> Floats:
         """Return a uniform number for each layer [B, L]."""
-        return low + (high - low) * self._layer[:, self._advance_and_get_counter(1)]
+        return low + (high - low) * self._layer[:, self._get_and_advance_counter(1)]
 
     def draw_normal_per_layer(self, scale: float = 1.0) -> Floats:
         """Return a normal number for each layer [B, L]."""
-        return scale * self._normal[:, self._advance_and_get_counter(2)]
+        return scale * self._normal[:, self._get_and_advance_counter(2)]
 
-    def skip_numbers(self, *, scene: int = 0, layer: int = 0, normal: int = 0) -> None:
+    def skip_random_numbers(self, *, per_scene: int = 0, per_layer: int = 0, normal_per_layer: int = 0) -> None:
         """Skip numbers that scenes no longer use, so that those after them stay the same for a seed."""
-        for which, count in enumerate((scene, layer, normal)):
+        for which, count in enumerate((per_scene, per_layer, normal_per_layer)):
             self._at[which] += count
 
 
-def compute_relative_size(height: int, width: int) -> float:
+def compute_size_relative_to_reference(height: int, width: int) -> float:
     """Return the number of pixels for a pixel of a frame of 496×368, for which a style's lengths are."""
     return math.sqrt(height * width / (368 * 496))
 
 
-def draw_motion_lengths(
-    uniform: Floats, normal: Floats, median: float | Floats, relative_size: float, style: SceneStyle
+def compute_motion_lengths_px(
+    uniform_draws: Floats, normal_draws: Floats, median: float | Floats, relative_size: float, style: SceneStyle
 ) -> Floats:
-    """Return how far objects move, pixels; ``uniform`` makes small motions, which matter too, more frequent."""
-    distant = median * np.exp(style.spread * normal)
-    distant = np.where(uniform < 0.15, distant * 0.2, distant)
+    """Return how far objects move, pixels; ``uniform_draws`` makes small motions, which matter too, more frequent."""
+    distant = median * np.exp(style.spread * normal_draws)
+    distant = np.where(uniform_draws < 0.15, distant * 0.2, distant)
     return relative_size * np.minimum(distant, style.largest)
 
 
@@ -98,10 +98,10 @@ def multiply_matrix_vector(matrix: Floats, vector: Floats) -> Floats:
     return product
 
 
-def compute_rotation_matrices(vector: Floats) -> Floats:
+def compute_rotation_matrices(rotation_vectors: Floats) -> Floats:
     """Return the matrices [..., 3, 3] of rotation vectors [..., 3], radians (Rodrigues)."""
-    angle = np.linalg.norm(vector, axis=-1)[..., None, None]
-    axis = vector / np.maximum(angle[..., 0], 1e-12)
+    angle = np.linalg.norm(rotation_vectors, axis=-1)[..., None, None]
+    axis = rotation_vectors / np.maximum(angle[..., 0], 1e-12)
     x, y, z = axis[..., 0], axis[..., 1], axis[..., 2]
     zero = np.zeros_like(x)
     cross = np.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).reshape(*x.shape, 3, 3)

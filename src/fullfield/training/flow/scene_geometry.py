@@ -30,8 +30,8 @@ from fullfield.training.flow.scene_draw import (
     UPPER,
     Floats,
     SceneRandom,
+    compute_motion_lengths_px,
     compute_rotation_matrices,
-    draw_motion_lengths,
     multiply_matrix_vector,
 )
 
@@ -51,8 +51,10 @@ class SceneGeometry:
     ) -> None:
         shape = (batch, LAYERS)
         self.size = height, width
-        self.kind = np.searchsorted(np.cumsum((0.4, 0.25, 0.15)), rng.draw_per_scene())  # open, inside, outside, flat
-        self.focal = width * np.exp(rng.draw_per_scene(math.log(0.6), math.log(1.8)))
+        self.kind = np.searchsorted(
+            np.cumsum((0.4, 0.25, 0.15)), rng.draw_uniform_per_scene()
+        )  # open, inside, outside, flat
+        self.focal = width * np.exp(rng.draw_uniform_per_scene(math.log(0.6), math.log(1.8)))
         self.view_depth = 10.0
         self.is_present = np.zeros(shape, bool)
         self.place, self.along, self.across = (np.zeros((*shape, 3)) for _ in range(3))
@@ -66,20 +68,20 @@ class SceneGeometry:
         if extra_rng is not None and style.figures:
             self._sample_figures_inplace(extra_rng, relative_size, style)
         self._sample_boxes_inplace(rng, relative_size, style)
-        self._sample_walls_inplace(rng)
+        self._sample_room_ground_and_backdrop_inplace(rng)
         self._sample_camera_motion_inplace(rng, relative_size, style)
 
-    def turn_objects_and_backdrop_to_camera_inplace(self, scenes: NDArray[np.bool_]) -> None:
+    def turn_objects_and_backdrop_to_camera_inplace(self, scene_mask: NDArray[np.bool_]) -> None:
         """Turn the objects and the backdrop of some scenes towards the first camera; they keep place, size and roll."""
         for slots in (slice(0, OBJECTS), slice(BACKDROP, BACKDROP + 1)):
-            along, across = (side[scenes, slots] for side in (self.along, self.across))
+            along, across = (side[scene_mask, slots] for side in (self.along, self.across))
             angle = np.arctan2(along[..., 1], along[..., 0])
             length, width = (np.linalg.norm(side, axis=-1)[..., None] for side in (along, across))
             zero = np.zeros_like(angle)
-            self.along[scenes, slots] = length * np.stack([np.cos(angle), np.sin(angle), zero], -1)
-            self.across[scenes, slots] = width * np.stack([-np.sin(angle), np.cos(angle), zero], -1)
+            self.along[scene_mask, slots] = length * np.stack([np.cos(angle), np.sin(angle), zero], -1)
+            self.across[scene_mask, slots] = width * np.stack([-np.sin(angle), np.cos(angle), zero], -1)
 
-    def add_ellipsoids(self, ellipsoids: Ellipsoids) -> None:
+    def fill_visible_ellipsoid_layers_inplace(self, ellipsoids: Ellipsoids) -> None:
         """Put ellipsoids into the last layers."""
         slots = slice(CARDS, LAYERS)
         self.is_present[:, slots], self.shape[:, slots] = ellipsoids.is_present, ELLIPSOID
@@ -128,23 +130,24 @@ class SceneGeometry:
         depth: Floats,
         relative_size: float,
         style: SceneStyle,
-        rigid: NDArray[np.int64] | None,
+        motion_source_slots: NDArray[np.int64] | None,
     ) -> None:
-        """Draw the motion of the objects in some slots; ``rigid`` names the slot that each one moves with."""
-        lengths = draw_motion_lengths(
-            rng.draw_per_layer(), rng.draw_normal_per_layer(), style.object_motion, relative_size, style
+        """Draw the motion of the objects in some slots; ``motion_source_slots`` are those that they move with."""
+        lengths = compute_motion_lengths_px(
+            rng.draw_uniform_per_layer(), rng.draw_normal_per_layer(), style.object_motion, relative_size, style
         )
-        heading = rng.draw_per_layer(0, 2 * np.pi)
-        moves = rng.draw_per_layer() < 0.75
+        heading = rng.draw_uniform_per_layer(0, 2 * np.pi)
+        moves = rng.draw_uniform_per_layer() < 0.75
         nearer = np.clip(rng.draw_normal_per_layer(0.06), -0.3, 0.3)
         turns = np.stack(
             [rng.draw_normal_per_layer(0.06), rng.draw_normal_per_layer(0.06), rng.draw_normal_per_layer(0.12)], -1
         )
-        rare = rng.draw_per_layer() < 0.1
+        rare = rng.draw_uniform_per_layer() < 0.1
         turns[..., 2] *= np.where(rare, 4, 1)
         values: list[NDArray[Any]] = [lengths, heading, moves, nearer, turns]
         lengths, heading, moves, nearer, turns = (
-            value[:, layer_slots] if rigid is None else value[:, layer_slots][:, rigid] for value in values
+            value[:, layer_slots] if motion_source_slots is None else value[:, layer_slots][:, motion_source_slots]
+            for value in values
         )
         offset = np.where(moves, lengths, 0.0) * depth / self.focal[:, None]
         self.shift[:, layer_slots] = np.stack(
@@ -157,20 +160,23 @@ class SceneGeometry:
     ) -> None:
         height, width = self.size
         slots = slice(0, OBJECTS)
-        count = np.floor(2 + (OBJECTS - 1) * rng.draw_per_scene() ** (0.7 if style.thin else 1.5))
+        count = np.floor(2 + (OBJECTS - 1) * rng.draw_uniform_per_scene() ** (0.7 if style.thin else 1.5))
         self.is_present[:, slots] = np.arange(OBJECTS) < count[:, None]
-        depth = np.exp(rng.draw_per_layer(math.log(1.5), math.log(8.0)))[:, slots]
-        x, y = rng.draw_per_layer(-0.1, 1.1)[:, slots] * width, rng.draw_per_layer(-0.1, 1.1)[:, slots] * height
-        half = 0.5 * height * np.exp(rng.draw_per_layer(math.log(0.06), math.log(0.9)))[:, slots]
+        depth = np.exp(rng.draw_uniform_per_layer(math.log(1.5), math.log(8.0)))[:, slots]
+        x, y = (
+            rng.draw_uniform_per_layer(-0.1, 1.1)[:, slots] * width,
+            rng.draw_uniform_per_layer(-0.1, 1.1)[:, slots] * height,
+        )
+        half = 0.5 * height * np.exp(rng.draw_uniform_per_layer(math.log(0.06), math.log(0.9)))[:, slots]
         aspect = np.exp(rng.draw_normal_per_layer(0.25))[:, slots]
         if extra_rng is not None:
             aspect *= np.exp(
-                np.where(extra_rng.draw_per_layer() < style.thin, extra_rng.draw_normal_per_layer(0.9), 0)
+                np.where(extra_rng.draw_uniform_per_layer() < style.thin, extra_rng.draw_normal_per_layer(0.9), 0)
             )[:, slots]
         self.place[:, slots] = self._compute_pixel_rays(x, y) * depth[..., None]
         self.centre[:, slots] = self.place[:, slots]
-        roll = rng.draw_per_layer(0, 2 * np.pi)[:, slots]
-        roll = np.where(rng.draw_per_layer()[:, slots] < 0.5, 0.15 * (roll - np.pi), roll)
+        roll = rng.draw_uniform_per_layer(0, 2 * np.pi)[:, slots]
+        roll = np.where(rng.draw_uniform_per_layer()[:, slots] < 0.5, 0.15 * (roll - np.pi), roll)
         tilt = np.stack(
             [rng.draw_normal_per_layer(0.35)[:, slots], rng.draw_normal_per_layer(0.35)[:, slots], roll], -1
         )
@@ -184,8 +190,8 @@ class SceneGeometry:
 
     def _sample_figures_inplace(self, rng: SceneRandom, relative_size: float, style: SceneStyle) -> None:
         """Turn the last objects of some scenes into a figure: all scenes get one, then some get their objects back."""
-        present = rng.draw_per_scene() < style.figures
-        self.same_look = present & (rng.draw_per_scene() < 0.5)
+        present = rng.draw_uniform_per_scene() < style.figures
+        self.same_look = present & (rng.draw_uniform_per_scene() < 0.5)
         cards = (self.is_present, self.shape, self.depth, self.place, self.along, self.across)
         changed = [store[:, BODY:OBJECTS] for store in (*cards, self.centre, self.turn, self.shift)]
         before = [values.copy() for values in changed]
@@ -198,14 +204,15 @@ class SceneGeometry:
         """Move an object into view. Returns the directions of its sides [B, 3, 2] and half their lengths [B, 2]."""
         height, width = self.size
         depth = self.depth[:, BODY]
-        half = 0.5 * height * np.exp(rng.draw_per_scene(math.log(0.15), math.log(0.7))) * depth / self.focal
+        half = 0.5 * height * np.exp(rng.draw_uniform_per_scene(math.log(0.15), math.log(0.7))) * depth / self.focal
         ray = self._compute_pixel_rays(
-            rng.draw_per_scene(0.1, 0.9)[:, None] * width, rng.draw_per_scene(0.1, 0.9)[:, None] * height
+            rng.draw_uniform_per_scene(0.1, 0.9)[:, None] * width,
+            rng.draw_uniform_per_scene(0.1, 0.9)[:, None] * height,
         )[:, 0]
         self.place[:, BODY] = self.centre[:, BODY] = ray * depth[:, None]
         sides = np.stack([self.along[:, BODY], self.across[:, BODY]], -1)
         plane = sides / np.linalg.norm(sides, axis=1, keepdims=True)
-        half_sides = half[:, None] * np.exp(rng.draw_per_scene(-0.7, 0.2)[:, None] * (1, 0))
+        half_sides = half[:, None] * np.exp(rng.draw_uniform_per_scene(-0.7, 0.2)[:, None] * (1, 0))
         self.along[:, BODY], self.across[:, BODY] = np.moveaxis(plane * half_sides[:, None], -1, 0)
         return plane, half_sides
 
@@ -218,22 +225,24 @@ class SceneGeometry:
         about the joint besides.
         """
         depth = self.depth[:, [BODY]]
-        aim, bend = rng.draw_per_layer(0, 2 * np.pi), rng.draw_normal_per_layer(0.7)
-        length = half_sides[:, 1:] * np.exp(rng.draw_per_layer(math.log(0.6), math.log(1.8)))
-        thick = length * np.exp(rng.draw_per_layer(math.log(0.04), math.log(0.35)))
+        aim, bend = rng.draw_uniform_per_layer(0, 2 * np.pi), rng.draw_normal_per_layer(0.7)
+        length = half_sides[:, 1:] * np.exp(rng.draw_uniform_per_layer(math.log(0.6), math.log(1.8)))
+        thick = length * np.exp(rng.draw_uniform_per_layer(math.log(0.04), math.log(0.35)))
         distance = (
-            draw_motion_lengths(
-                rng.draw_per_layer(), rng.draw_normal_per_layer(), style.object_motion, relative_size, style
+            compute_motion_lengths_px(
+                rng.draw_uniform_per_layer(), rng.draw_normal_per_layer(), style.object_motion, relative_size, style
             )
             * depth
         )
-        angle = np.clip(distance / (length * self.focal[:, None]), 0, 1.0) * np.where(rng.draw_per_layer() < 0.5, 1, -1)
-        angle *= rng.draw_per_layer() < 0.75
+        angle = np.clip(distance / (length * self.focal[:, None]), 0, 1.0) * np.where(
+            rng.draw_uniform_per_layer() < 0.5, 1, -1
+        )
+        angle *= rng.draw_uniform_per_layer() < 0.75
         behind = np.where(
-            rng.draw_per_layer() < 0.6, -1e-3, 1e-3
+            rng.draw_uniform_per_layer() < 0.6, -1e-3, 1e-3
         )  # nearer or farther than the body, as a share of its depth
         limbs = slice(BODY + 1, OBJECTS)
-        self.shape[:, limbs] = np.where(rng.draw_per_layer() < 0.75, SQUARE, self.shape)[:, limbs]
+        self.shape[:, limbs] = np.where(rng.draw_uniform_per_layer() < 0.75, SQUARE, self.shape)[:, limbs]
         normal = np.cross(plane[..., 0], plane[..., 1])
         for slot in range(BODY + 1, OBJECTS):
             if slot <= BODY + UPPER:
@@ -262,12 +271,17 @@ class SceneGeometry:
         slots = slice(FIRST_FACE, FIRST_WALL)
         first = np.arange(BOXES) * FACES  # the slots that speak for a box
         rigid = np.repeat(first, FACES)
-        count = np.floor((BOXES + 1) * rng.draw_per_scene() ** 2)
+        count = np.floor((BOXES + 1) * rng.draw_uniform_per_scene() ** 2)
         present = np.arange(BOXES) < count[:, None]
         self.is_present[:, slots] = np.repeat(present, FACES, 1)
-        depth = np.exp(rng.draw_per_layer(math.log(2.0), math.log(8.0)))[:, slots][:, first]
-        x, y = (rng.draw_per_layer()[:, slots][:, first] * side for side in (width, height))
-        half = 0.5 * height * np.exp(rng.draw_per_layer(math.log(0.15), math.log(0.7)))[:, slots] / self.focal[:, None]
+        depth = np.exp(rng.draw_uniform_per_layer(math.log(2.0), math.log(8.0)))[:, slots][:, first]
+        x, y = (rng.draw_uniform_per_layer()[:, slots][:, first] * side for side in (width, height))
+        half = (
+            0.5
+            * height
+            * np.exp(rng.draw_uniform_per_layer(math.log(0.15), math.log(0.7)))[:, slots]
+            / self.focal[:, None]
+        )
         sides = (half.reshape(-1, BOXES, FACES) * depth[..., None])[..., None]
         centre = self._compute_pixel_rays(x, y) * depth[..., None]
         tilt = np.stack(
@@ -290,17 +304,17 @@ class SceneGeometry:
         self.shape[:, slots] = SQUARE
         self._sample_object_motion_inplace(rng, slots, np.repeat(depth, FACES, 1), relative_size, style, rigid)
 
-    def _sample_walls_inplace(self, rng: SceneRandom) -> None:
+    def _sample_room_ground_and_backdrop_inplace(self, rng: SceneRandom) -> None:
         """Place a room, a ground, and the plane behind everything."""
         height, width = self.size
         focal, distance = self.focal, self.view_depth
-        right, left = (rng.draw_per_scene(0.5, 1.6) * width / 2 / focal * distance * 0.6 for _ in range(2))
-        down, up = (rng.draw_per_scene(0.5, 1.4) * height / 2 / focal * distance * 0.6 for _ in range(2))
-        end, start = rng.draw_per_scene(0.7, 1.3) * distance, -0.5 * distance
+        right, left = (rng.draw_uniform_per_scene(0.5, 1.6) * width / 2 / focal * distance * 0.6 for _ in range(2))
+        down, up = (rng.draw_uniform_per_scene(0.5, 1.4) * height / 2 / focal * distance * 0.6 for _ in range(2))
+        end, start = rng.draw_uniform_per_scene(0.7, 1.3) * distance, -0.5 * distance
         zero, middle, length = np.zeros_like(focal), (end + start) / 2, (end - start) / 2
         across, along = (right + left) / 2, (down + up) / 2
         x, y = (right - left) / 2, (down - up) / 2
-        yaw, pitch, roll = (scale * (2 * rng.draw_per_scene() - 1) for scale in (0.5, 0.3, 0.2))
+        yaw, pitch, roll = (scale * (2 * rng.draw_uniform_per_scene() - 1) for scale in (0.5, 0.3, 0.2))
         look = compute_rotation_matrices(np.stack([pitch, yaw, roll], -1))
         inside = self.kind == INSIDE
         walls = (
@@ -317,7 +331,7 @@ class SceneGeometry:
             SQUARE,
         )
         # A ground below the camera, and what is far away behind it.
-        below = rng.draw_per_scene(0.15, 0.6) * distance * height / focal
+        below = rng.draw_uniform_per_scene(0.15, 0.6) * distance * height / focal
         ground = (
             (zero, below, zero + distance),
             (width / 2 / focal * distance, zero, zero),
@@ -330,17 +344,17 @@ class SceneGeometry:
         self.depth[:, GROUND] = 1e4
         tilt = np.stack(
             [
-                0.5 * (2 * rng.draw_per_scene() - 1),
-                0.5 * (2 * rng.draw_per_scene() - 1),
-                np.pi * (2 * rng.draw_per_scene() - 1),
+                0.5 * (2 * rng.draw_uniform_per_scene() - 1),
+                0.5 * (2 * rng.draw_uniform_per_scene() - 1),
+                np.pi * (2 * rng.draw_uniform_per_scene() - 1),
             ],
             -1,
         )
-        slanted = (self.kind == OPEN) & (rng.draw_per_scene() < 0.7)
+        slanted = (self.kind == OPEN) & (rng.draw_uniform_per_scene() < 0.7)
         tilt[:, :2] *= np.where(slanted, 1, 0.05)[:, None]
         axes = compute_rotation_matrices(tilt)
         behind = distance * np.where(
-            self.kind == OUTSIDE, rng.draw_per_scene(3, 20), np.where(self.kind == INSIDE, 5.0, 1.0)
+            self.kind == OUTSIDE, rng.draw_uniform_per_scene(3, 20), np.where(self.kind == INSIDE, 5.0, 1.0)
         )
         self.place[:, BACKDROP, 2] = behind
         scale = (width / 2 / focal * behind)[:, None]
@@ -348,21 +362,28 @@ class SceneGeometry:
         self.is_present[:, BACKDROP] = True
         self.depth[:, BACKDROP] = 1e5
         self.centre[:, FIRST_WALL:CARDS] = self.place[:, FIRST_WALL:CARDS]
-        rng.skip_numbers(layer=6, normal=2)
+        rng.skip_random_numbers(per_layer=6, normal_per_layer=2)
 
     def _sample_camera_motion_inplace(self, rng: SceneRandom, relative_size: float, style: SceneStyle) -> None:
-        moves = rng.draw_per_scene() >= style.still_camera
-        normal = np.sqrt(-2 * np.log(1 - rng.draw_per_scene())) * np.cos(2 * np.pi * rng.draw_per_scene())
-        uniform, fraction = rng.draw_per_scene(), rng.draw_per_scene()  # the fraction of the motion that is a shift
-        heading, aim = rng.draw_per_scene(0, 2 * np.pi), rng.draw_per_scene(0, 2 * np.pi)
+        moves = rng.draw_uniform_per_scene() >= style.still_camera
+        normal = np.sqrt(-2 * np.log(1 - rng.draw_uniform_per_scene())) * np.cos(
+            2 * np.pi * rng.draw_uniform_per_scene()
+        )
+        uniform, fraction = (
+            rng.draw_uniform_per_scene(),
+            rng.draw_uniform_per_scene(),
+        )  # the fraction of the motion that is a shift
+        heading, aim = rng.draw_uniform_per_scene(0, 2 * np.pi), rng.draw_uniform_per_scene(0, 2 * np.pi)
         median = np.where(fraction < style.pans, style.pan_motion, style.camera_motion)
-        pixels = draw_motion_lengths(uniform, normal, median, relative_size, style) * moves
+        pixels = compute_motion_lengths_px(uniform, normal, median, relative_size, style) * moves
         pixels = np.minimum(pixels, 160 * relative_size)
         angle = pixels * (1 - fraction) / self.focal
-        roll = 0.02 * (2 * rng.draw_per_scene() - 1) * np.minimum(pixels / relative_size / 5, 2)
+        roll = 0.02 * (2 * rng.draw_uniform_per_scene() - 1) * np.minimum(pixels / relative_size / 5, 2)
         self.camera_turn = np.stack([angle * np.cos(aim), angle * np.sin(aim), roll], -1)
         distance = pixels * fraction * self.view_depth / self.focal
-        forward = self.view_depth * 0.2 * (2 * rng.draw_per_scene() - 1) * np.minimum(pixels / relative_size / 10, 1)
+        forward = (
+            self.view_depth * 0.2 * (2 * rng.draw_uniform_per_scene() - 1) * np.minimum(pixels / relative_size / 10, 1)
+        )
         forward = np.where((self.kind == INSIDE) | (self.kind == OUTSIDE), forward, 0.5 * forward)
         self.camera_shift = np.stack([distance * np.cos(heading), distance * np.sin(heading), forward], -1)
         flat = self.kind == FLAT
@@ -372,10 +393,10 @@ class SceneGeometry:
     @staticmethod
     def sample_background_color(rng: SceneRandom) -> Floats:
         """Return the colour [B, 3] where a pixel shows no layer."""
-        rng.skip_numbers(scene=1)
-        grey = rng.draw_per_scene(0.1, 0.95)
-        tint = np.stack([rng.draw_per_scene(-0.1, 0.1) for _ in range(3)], -1)
-        rng.skip_numbers(scene=1)
+        rng.skip_random_numbers(per_scene=1)
+        grey = rng.draw_uniform_per_scene(0.1, 0.95)
+        tint = np.stack([rng.draw_uniform_per_scene(-0.1, 0.1) for _ in range(3)], -1)
+        rng.skip_random_numbers(per_scene=1)
         colour: Floats = np.clip(grey[:, None] + tint, 0, 1)
         return colour
 

@@ -24,7 +24,7 @@ from fullfield.training.flow.loss import (
     laplace_mixture_loss,
     loss_mask,
     mean_end_point_error,
-    mixture_loss_before_upsampling,
+    mixture_loss_and_error_before_upsampling,
     sequence_loss,
 )
 from fullfield.training.flow.ranks import Ranks
@@ -96,7 +96,7 @@ class TrainingObjective(nn.Module):
         if not mixture:
             _check.require(plain, "model", "a network with predictions(frame1, frame2)", named)
         # An attribute, not an argument: torch.compile takes numbers of a module as constants.
-        self.updates = training.draw_update_count(0)
+        self.updates = training.get_or_draw_update_count(0)
         if self.updates is not None:
             called: Any = network.predictions if plain else network.predictions_with_mixture
             taken = inspect.signature(called).parameters
@@ -131,7 +131,9 @@ class TrainingObjective(nn.Module):
             last = predictions[-1]
         elif callable(getattr(network, "coarse_predictions", None)):
             padding, coarse = network.coarse_predictions(frame1, frame2, **updates)
-            return mixture_loss_before_upsampling(coarse, padding, flow, valid, gamma=self._gamma, limits=self._limits)
+            return mixture_loss_and_error_before_upsampling(
+                coarse, padding, flow, valid, gamma=self._gamma, limits=self._limits
+            )
         else:
             pairs = network.predictions_with_mixture(frame1, frame2, **updates)
             low, high = self._limits
@@ -229,7 +231,7 @@ class TrainingStepper:
         self, batch: FlowBatch, step_number: int, *, learning_rate: float, include_occluded: bool = True
     ) -> None:
         """Make step ``step_number``, counted over the runs that this one continues from, on this process's pairs."""
-        self._uncompiled.updates = self.training.draw_update_count(step_number)
+        self._uncompiled.updates = self.training.get_or_draw_update_count(step_number)
         valid = loss_mask(batch, max_flow=self.training.max_flow, include_occluded=include_occluded)
         frame1, frame2 = batch.frame1, batch.frame2
         if self.training.channels_last:
@@ -271,7 +273,7 @@ class TrainingStepper:
     ) -> tuple[Tensor, Tensor]:
         dtype = _DTYPES.get(self.training.precision)
         autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
-        with self._announce_compilation():
+        with self._announce_compilation_time_once():
             with autocast:
                 loss, error = self._objective(frame1, frame2, flow, valid)
             loss = loss.float() * weight
@@ -279,7 +281,7 @@ class TrainingStepper:
         return loss.detach(), error.float().detach() * weight
 
     @contextmanager
-    def _announce_compilation(self) -> Iterator[None]:
+    def _announce_compilation_time_once(self) -> Iterator[None]:
         """Announce on stderr that the first step compiles, and how long it took."""
         if self._compiled or not self.ranks.is_first:
             yield

@@ -40,7 +40,7 @@ class FlowValidation:
         self._updates = {} if updates is None else {"updates": updates}
         self.errors: dict[str, float] = {}
         for name, data in self._sets.items():
-            if isinstance(data, FlowDataset) and not _list_pairs_with_flow(data):
+            if isinstance(data, FlowDataset) and not _list_indices_of_pairs_with_flow(data):
                 raise InputError(f"{name}: has no true flow to validate with")
 
     @torch.no_grad()
@@ -69,10 +69,14 @@ class FlowValidation:
         return sum(self.errors.values()) / len(self.errors)
 
     def _count_pairs(self, data: FlowDataset | PairSource) -> int:
-        return min(self._pairs, len(_list_pairs_with_flow(data))) if isinstance(data, FlowDataset) else self._pairs
+        return (
+            min(self._pairs, len(_list_indices_of_pairs_with_flow(data)))
+            if isinstance(data, FlowDataset)
+            else self._pairs
+        )
 
     def _iterate_dataset_pairs(self, data: FlowDataset) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        scored = _list_pairs_with_flow(data)
+        scored = _list_indices_of_pairs_with_flow(data)
         number = self._count_pairs(data)
         selected = [scored[index * len(scored) // number] for index in range(number)]
         with ReadAhead(data.__getitem__, _count_sample_bytes, threads=_READERS, max_items=_READERS) as reader:
@@ -92,7 +96,7 @@ class FlowValidation:
             yield batch.frame1, batch.frame2, batch.flow, batch.valid
 
 
-def _list_pairs_with_flow(data: FlowDataset) -> list[int]:
+def _list_indices_of_pairs_with_flow(data: FlowDataset) -> list[int]:
     return [index for index, record in enumerate(data.records) if record.flow is not None]
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered.scene import COLOURS, LIGHT
 from fullfield.training.flow.mesh_scene import SampledMeshes
-from fullfield.training.flow.scene_draw import Floats, compute_relative_size, draw_motion_lengths
+from fullfield.training.flow.scene_draw import Floats, compute_motion_lengths_px, compute_size_relative_to_reference
 from fullfield.training.flow.scene_geometry import SceneGeometry
 
 _HAZE_STREAM, _VEIL_STREAM = 8, 9  # of a scene's random numbers
@@ -124,8 +124,10 @@ def _sample_veil_maps(
     turn = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], -1).reshape(-1, 2, 2)
     first = turn * (span[:, None] * np.stack([stretch, height / width / stretch], -1))[:, None]
     origin = 2 * np.stack([next(uniform_draws), next(uniform_draws)], -1)
-    relative_size = compute_relative_size(height, width)
-    lengths = draw_motion_lengths(next(uniform_draws), next(normal_draws), style.object_motion, relative_size, style)
+    relative_size = compute_size_relative_to_reference(height, width)
+    lengths = compute_motion_lengths_px(
+        next(uniform_draws), next(normal_draws), style.object_motion, relative_size, style
+    )
     lengths = lengths * (next(uniform_draws) < 0.8)
     heading = 2 * np.pi * next(uniform_draws)
     shift = 2 * lengths[:, None] * np.stack([np.cos(heading) / width, np.sin(heading) / height], -1)

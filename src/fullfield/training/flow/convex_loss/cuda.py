@@ -36,7 +36,7 @@ def get_convex_loss_source(dtype: torch.dtype) -> KernelSource:
     return KernelSource.with_macros(_launching.read_source(*shared, _SOURCE), IN=CODES[dtype], CHANNELS=VALUES)
 
 
-def compute_loss_and_gradients(
+def compute_loss_error_and_gradients(
     field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, log_scale_min: float, log_scale_max: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sums [2] of loss and end-point errors, and the loss's gradients by field and mask."""

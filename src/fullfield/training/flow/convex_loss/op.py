@@ -42,19 +42,21 @@ def convex_mixture_loss(
     if not field.numel() or not is_usable_or_warn_missing(
         "convex_mixture_loss", "cuda", cuda.explain_unsupported(field, mask, factor)
     ):
-        return reference.compute_loss_sums(field, mask, truth, valid, factor, log_scale_min, log_scale_max)
-    sums: Tensor = _compute_loss_and_gradients(field, mask, truth, valid, float(log_scale_min), float(log_scale_max))[0]
+        return reference.compute_loss_and_error_sums(field, mask, truth, valid, factor, log_scale_min, log_scale_max)
+    sums: Tensor = _compute_loss_error_and_gradients(
+        field, mask, truth, valid, float(log_scale_min), float(log_scale_max)
+    )[0]
     return sums[0], sums[1].detach()
 
 
 @torch.library.custom_op("fullfield::convex_mixture_loss", mutates_args=())
-def _compute_loss_and_gradients(
+def _compute_loss_error_and_gradients(
     field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, log_scale_min: float, log_scale_max: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return cuda.compute_loss_and_gradients(field, mask, truth, valid, log_scale_min, log_scale_max)
+    return cuda.compute_loss_error_and_gradients(field, mask, truth, valid, log_scale_min, log_scale_max)
 
 
-@_compute_loss_and_gradients.register_fake
+@_compute_loss_error_and_gradients.register_fake
 def _allocate_loss_and_gradients(field: Tensor, mask: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     grad_field = torch.empty_like(field, memory_format=torch.contiguous_format)
     return field.new_empty(2), grad_field, torch.empty_like(mask)
@@ -78,4 +80,4 @@ def _backpropagate(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, .
     )
 
 
-_compute_loss_and_gradients.register_autograd(_backpropagate, setup_context=_save_for_backward)
+_compute_loss_error_and_gradients.register_autograd(_backpropagate, setup_context=_save_for_backward)

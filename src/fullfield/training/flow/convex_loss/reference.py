@@ -26,7 +26,7 @@ def mixture_negative_log_likelihood(
     return torch.logaddexp(share1, share2) - torch.logaddexp(wide_level, narrow) + math.log(2)
 
 
-def compute_loss_sums(
+def compute_loss_and_error_sums(
     field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, factor: int, log_scale_min: float, log_scale_max: float
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of :func:`fullfield.training.flow.convex_loss.convex_mixture_loss`."""

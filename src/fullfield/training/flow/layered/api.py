@@ -7,7 +7,7 @@ import torch
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.ops._backends import Backends
-from fullfield.training.flow.layered.meshes import project_scene_triangles
+from fullfield.training.flow.layered.meshes import project_and_light_scene_triangles
 from fullfield.training.flow.layered.scene import MESH, LayeredScenes, PictureAtlas, RenderedPairs
 
 RENDERERS = Backends("render_pairs", f"{__package__}.", ("cuda", "reference"))
@@ -20,7 +20,7 @@ def render_pairs(
     atlas: PictureAtlas,
     size: tuple[int, int],
     *,
-    totals: tuple[int, int] | None = None,
+    vertex_and_triangle_counts: tuple[int, int] | None = None,
     backend: str | None = None,
 ) -> RenderedPairs:
     """Render both frames of every scene, the flow between them, its validity and its occlusion.
@@ -32,8 +32,8 @@ def render_pairs(
         scenes: what to render.
         atlas: pictures and silhouettes, on the device of the scenes.
         size: (height, width), pixels.
-        totals: ``scenes.meshes.count_vertices_and_triangles()`` from before the scenes went to a GPU; None waits
-            for it.
+        vertex_and_triangle_counts: ``scenes.meshes.count_vertices_and_triangles()`` from before the scenes went to
+            a GPU; None waits for it.
         backend: ``"cuda"``, ``"reference"``, or None for the best that the device has.
 
     Raises:
@@ -56,7 +56,11 @@ def render_pairs(
     if scenes.meshes is not None:
         if atlas.meshes is None:
             raise InputError("atlas: expected one with meshes, got one without")
-        totals = scenes.meshes.count_vertices_and_triangles() if totals is None else totals
-        triangles = project_scene_triangles(scenes.meshes, atlas.meshes, totals)
+        vertex_and_triangle_counts = (
+            scenes.meshes.count_vertices_and_triangles()
+            if vertex_and_triangle_counts is None
+            else vertex_and_triangle_counts
+        )
+        triangles = project_and_light_scene_triangles(scenes.meshes, atlas.meshes, vertex_and_triangle_counts)
     rendered: RenderedPairs = renderer.render_pairs(scenes, triangles, atlas, size)
     return rendered

@@ -126,14 +126,14 @@ class SceneTriangles(NamedTuple):
     colours: Tensor  # [N, MESH_COLOURS] float32
 
 
-def project_scene_triangles(
-    placement: MeshPlacement, store: MeshStore, total_counts: tuple[int, int]
+def project_and_light_scene_triangles(
+    placement: MeshPlacement, store: MeshStore, vertex_and_triangle_counts: tuple[int, int]
 ) -> SceneTriangles:
-    """Return the triangles of placed meshes, on the device of both; ``total_counts`` are the placement's."""
+    """Return the triangles of placed meshes, on the device of both; the counts are the placement's."""
     device = store.vertices.device
-    vertices = _list_instance_of_each_element(placement.vertex_counts, total_counts[0])
-    first_vertices = _compute_first_elements(placement.vertex_counts)
-    local = torch.arange(total_counts[0], device=device) - first_vertices[vertices]
+    vertices = _list_instance_of_each_element(placement.vertex_counts, vertex_and_triangle_counts[0])
+    first_vertices = _compute_exclusive_cumulative_sum(placement.vertex_counts)
+    local = torch.arange(vertex_and_triangle_counts[0], device=device) - first_vertices[vertices]
     low, high = (store.vertices[(placement.rows[vertices, :, end] + local[:, None])].float() for end in (0, 1))
     own = torch.lerp(low, high, placement.blend[vertices][..., None])  # [V, 2, 3]
     shape = _deform_points(own, placement.deformation[vertices])
@@ -144,9 +144,9 @@ def project_scene_triangles(
     rest = store.vertices[placement.rows[vertices, 0, 0] + local].float()
     texels = _apply_affine_maps(placement.texture[vertices], rest)
 
-    triangles = _list_instance_of_each_element(placement.triangle_counts, total_counts[1])
-    first_triangles = _compute_first_elements(placement.triangle_counts)
-    local = torch.arange(total_counts[1], device=device) - first_triangles[triangles]
+    triangles = _list_instance_of_each_element(placement.triangle_counts, vertex_and_triangle_counts[1])
+    first_triangles = _compute_exclusive_cumulative_sum(placement.triangle_counts)
+    local = torch.arange(vertex_and_triangle_counts[1], device=device) - first_triangles[triangles]
     source = placement.first_triangles[triangles] + local
     corners = store.triangles[source].long() + first_vertices[triangles][:, None]
     light = _compute_two_sided_corner_light(seen, corners, placement.light[triangles], placement.flat[triangles])
@@ -169,7 +169,7 @@ def _list_instance_of_each_element(counts: Tensor, total: int) -> Tensor:
     return torch.repeat_interleave(instances, counts, output_size=total)
 
 
-def _compute_first_elements(counts: Tensor) -> Tensor:
+def _compute_exclusive_cumulative_sum(counts: Tensor) -> Tensor:
     """Return the first element of each instance."""
     return counts.cumsum(0) - counts
 

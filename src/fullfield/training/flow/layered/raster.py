@@ -35,7 +35,7 @@ class TriangleHits(NamedTuple):
     covers: Tensor  # [N] bool: and the ray meets the triangle itself
 
 
-def intersect_triangles(points: Tensor, x: Tensor, y: Tensor) -> TriangleHits:
+def intersect_rays_with_triangles(points: Tensor, x: Tensor, y: Tensor) -> TriangleHits:
     """Intersect samples (x, y) [N] with triangles, given as points [N, 3, 3] that are (x z, y z, z)."""
     z = points[..., 2]
     across, below = points[..., 0] - z * x[:, None], points[..., 1] - z * y[:, None]
@@ -91,7 +91,7 @@ def rasterize_to_depth_keys(
     across = columns[sample]
     column, row = left[sample] + rank % across, top[sample] + rank // across
     sample_scene = scene[sample]
-    hits = intersect_triangles(points[sample], column + offset_x[sample_scene], row + offset_y[sample_scene])
+    hits = intersect_rays_with_triangles(points[sample], column + offset_x[sample_scene], row + offset_y[sample_scene])
     depth = hits.depth.clamp(min=0).float().view(torch.int32).long()
     key = (layer[sample] << LAYER_SHIFT) | (depth << _INDEX_BITS) | sample
     slot = (sample_scene * height + row) * width + column
@@ -119,7 +119,7 @@ def shade_samples(
     frame: int,
 ) -> Tensor:
     """Return the colours [N, 3] that samples (x, y) [N] show of triangles ``triangle_indices`` [N] at ``time`` [N]."""
-    hits = intersect_triangles(interpolate_corners_in_time(triangles, triangle_indices, time), x, y)
+    hits = intersect_rays_with_triangles(interpolate_corners_in_time(triangles, triangle_indices, time), x, y)
     texels = triangles.texels[triangles.corners[triangle_indices].long()]  # [N, 3, 3]
     facing = torch.linalg.cross(texels[:, 1] - texels[:, 0], texels[:, 2] - texels[:, 0]).abs().argmax(1)
     axes = (facing[:, None] + torch.tensor([1, 2], device=triangle_indices.device)) % 3
@@ -136,14 +136,20 @@ def shade_samples(
 
 
 def is_hidden_by_meshes(
-    triangles: SceneTriangles, keys: Tensor, scene: Tensor, x: Tensor, y: Tensor, layer: Tensor, depth: Tensor
+    triangles: SceneTriangles,
+    second_frame_keys: Tensor,
+    scene: Tensor,
+    x: Tensor,
+    y: Tensor,
+    layer: Tensor,
+    depth: Tensor,
 ) -> Tensor:
     """Return whether meshes hide surfaces at (x, y) [N] of the second frame, of a layer and depth each.
 
-    ``keys`` [B, H, W] are the second frame's, and the points lie in the frame. The triangles of the four pixels around
-    a point are intersected with its ray. Where the ray meets none of them, the nearest pixel's decides.
+    ``second_frame_keys`` are [B, H, W], and the points lie in the frame. The triangles of the four pixels around a
+    point are intersected with its ray. Where the ray meets none of them, the nearest pixel's decides.
     """
-    height, width = keys.shape[1:]
+    height, width = second_frame_keys.shape[1:]
     hidden, met = (torch.zeros(len(x), dtype=torch.bool, device=x.device) for _ in range(2))
     left, top = x.floor().long(), y.floor().long()
     nearest_right, nearest_down = (x - left >= 0.5).long(), (y - top >= 0.5).long()
@@ -151,9 +157,9 @@ def is_hidden_by_meshes(
     one = torch.ones_like(x)
     for down in (0, 1):
         for right in (0, 1):
-            key = keys[scene, (top + down).clamp(max=height - 1), (left + right).clamp(max=width - 1)]
+            key = second_frame_keys[scene, (top + down).clamp(max=height - 1), (left + right).clamp(max=width - 1)]
             before = (unpack_layer_index(key) <= layer).nonzero()[:, 0]
-            hits = intersect_triangles(
+            hits = intersect_rays_with_triangles(
                 interpolate_corners_in_time(triangles, unpack_triangle_index(key[before]), one[before]),
                 x[before],
                 y[before],

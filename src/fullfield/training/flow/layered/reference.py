@@ -380,5 +380,5 @@ def _project_to_second_frame(triangles: SceneTriangles, keys: Tensor, x: Tensor,
     first, second = (
         raster.interpolate_corners_in_time(triangles, index, torch.full_like(x, time)) for time in (0.0, 1.0)
     )
-    weights = raster.intersect_triangles(first, x, y).weights
+    weights = raster.intersect_rays_with_triangles(first, x, y).weights
     return (weights[..., None] * second).sum(1).unbind(1)

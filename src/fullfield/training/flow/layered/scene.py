@@ -45,7 +45,7 @@ class PictureAtlas:
             levels.append(at.reshape(-1, 4))
             if at.shape[1] <= _SMALLEST:
                 break
-            at = _halve_texels(at)
+            at = _average_2x2_texels(at)
         self.texels = torch.cat(levels)  # uint8 [sum of N (S / 2^level)^2, 4]
         self.shapes = shapes.contiguous()
         if meshes is not None:
@@ -68,7 +68,7 @@ class PictureAtlas:
         return bases
 
 
-def _halve_texels(texels: Tensor) -> Tensor:
+def _average_2x2_texels(texels: Tensor) -> Tensor:
     """Return rounded means of 2×2, a few pictures at a time."""
     height, width = (side // 2 for side in texels.shape[1:3])
     sums = [
