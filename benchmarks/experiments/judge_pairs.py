@@ -304,7 +304,7 @@ def main(arguments: list[str] | None = None) -> None:
         share = training.compute_completed_fraction(step, seconds)
         scored = share >= (due[0] if due else 1.0)
         if scored or step % _READ == 0:
-            reading = stepper.read_and_reset_means()  # waits for the device, so that the clock is right
+            reading = stepper.wait_read_and_reset_means()  # waits for the device, so that the clock is right
             raise_if_diverged(reading, step, training)
             seconds = time.perf_counter() - start
             if step % (4 * _READ) == 0:

@@ -96,7 +96,7 @@ def measure(text: str, args: argparse.Namespace, source: Mixture, result: dict[s
         stepper.train_on_batch(batch, number, learning_rate=1e-4)
     wait()
     result["first_16_steps_s"] = round(time.perf_counter() - start, 1)
-    result["reading"] = stepper.read_and_reset_means()._asdict()
+    result["reading"] = stepper.wait_read_and_reset_means()._asdict()
     result["step"] = timed(lambda number: stepper.train_on_batch(batch, number, learning_rate=1e-4), args.steps)
     result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
     result["step_kernels"] = kernels(lambda number: stepper.train_on_batch(batch, number, learning_rate=1e-4), 9)
@@ -109,7 +109,7 @@ def measure(text: str, args: argparse.Namespace, source: Mixture, result: dict[s
     timed(both, 12)  # the processes that draw scenes start
     result["loop"] = timed(lambda number: both(12 + number), args.steps)
     result["loop"]["pairs_per_second"] = round(1e3 * args.batch / result["loop"]["ms"], 1)
-    result["reading_of_loop"] = stepper.read_and_reset_means()._asdict()
+    result["reading_of_loop"] = stepper.wait_read_and_reset_means()._asdict()
     result["scenes"] = timed(lambda number: ahead.prefetch_batch(13 + args.steps + number), 30)
     result["scene_kernels"] = kernels(lambda number: ahead.prefetch_batch(43 + args.steps + number), 4)[:30]
 

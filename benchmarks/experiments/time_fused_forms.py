@@ -25,7 +25,7 @@ from benchmarks.harness import event_clock
 from benchmarks.stored import state_conditions
 from fullfield.io.files import write_atomically
 from fullfield.ops.point_norm import point_norm
-from fullfield.training.flow.convex_loss import convex_mixture_loss
+from fullfield.training.flow.convex_loss import convex_mixture_loss_and_error
 from fullfield.training.flow.convex_loss.reference import compute_loss_and_error_sums
 
 SOURCES = ("src/fullfield/training/flow/convex_loss/*.cu", "src/fullfield/ops/point_norm/*.cu")
@@ -68,7 +68,7 @@ def time_convex_loss(dtype: torch.dtype) -> Iterator[dict[str, Any]]:
         loss.backward()  # type: ignore[no-untyped-call]
 
     forms: dict[str, Callable[[], None]] = {
-        "kernel": lambda: backpropagate(convex_mixture_loss(field, mask, truth, valid)[0]),
+        "kernel": lambda: backpropagate(convex_mixture_loss_and_error(field, mask, truth, valid)[0]),
         "operators": lambda: backpropagate(compute_loss_and_error_sums(field, mask, truth, valid, 8, 0.0, 10.0)[0]),
         "compiled": lambda: backpropagate(compiled(field, mask, truth, valid, 8, 0.0, 10.0)[0]),
     }

@@ -9,7 +9,7 @@ import torch
 from emulator import Emulator
 from torch import Tensor
 
-from fullfield.training.flow.convex_loss import convex_mixture_loss, cuda, reference
+from fullfield.training.flow.convex_loss import convex_mixture_loss_and_error, cuda, reference
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
@@ -56,7 +56,7 @@ def test_convex_loss_kernels_equal_reference(
         return reference.compute_loss_and_error_sums(f, m, truth.double(), counted, 8, low, high)
 
     def ours(f: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
-        return convex_mixture_loss(f, m, truth, counted, log_scale_min=low, log_scale_max=high)
+        return convex_mixture_loss_and_error(f, m, truth, counted, log_scale_min=low, log_scale_max=high)
 
     expected = gradients(exact, field.double(), mask.double())
     found = gradients(ours, field, mask)
@@ -71,5 +71,5 @@ def test_convex_loss_kernels_equal_reference(
     inputs = field.requires_grad_(), mask.requires_grad_()
     for grad in torch.autograd.grad(ours(*inputs)[0], inputs, create_graph=True):
         for wanted in inputs:
-            with pytest.raises(RuntimeError, match="convex_mixture_loss is differentiable only once"):
+            with pytest.raises(RuntimeError, match="convex_mixture_loss_and_error is differentiable only once"):
                 torch.autograd.grad(grad.sum(), wanted, allow_unused=True, retain_graph=True)

@@ -191,8 +191,8 @@ def of_networks(arch: str) -> Limits:
 
 def of_training(arch: str) -> Limits:
     del arch
-    yield loss.get_convex_loss_source(torch.bfloat16), "", 255, 0
-    yield layered.get_renderer_source(), "", 128, 0
+    yield loss.get_convex_loss_kernel_source(torch.bfloat16), "", 255, 0
+    yield layered.get_renderer_kernel_source(), "", 128, 0
 
 
 def of_matching(arch: str) -> Limits:

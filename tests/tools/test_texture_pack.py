@@ -21,7 +21,7 @@ from fullfield.training.flow.pictures import (
     format_licences,
     load_or_create_picture_pack,
     read_pack_manifest,
-    unpack_masks,
+    unpack_4bit_masks,
 )
 from fullfield.training.flow.procedural import MARGIN, create_procedural_shapes
 from tools.textures.pack import (
@@ -323,5 +323,5 @@ def test_pack_masks_keeps_four_bits() -> None:
     masks = np.random.default_rng(0).integers(0, 256, (3, 128, 128), np.uint8)
     packed = pack_masks(masks)
     assert packed.shape == (3, 128, 64)
-    assert np.abs(unpack_masks(packed).astype(int) - masks).max() <= 8
-    assert set(np.unique(unpack_masks(pack_masks(np.array([[[0, 255]]], np.uint8))))) == {0, 255}
+    assert np.abs(unpack_4bit_masks(packed).astype(int) - masks).max() <= 8
+    assert set(np.unique(unpack_4bit_masks(pack_masks(np.array([[[0, 255]]], np.uint8))))) == {0, 255}

@@ -355,7 +355,7 @@ def _tone_mapped(path: Path) -> Pixels:
 def pack_masks(masks: Pixels) -> Pixels:
     """Pack silhouettes [M, 128, 128] of 8 bits into [M, 128, 64], two values of 4 bits a byte.
 
-    :func:`fullfield.training.flow.pictures.unpack_masks` is the inverse, to the nearest multiple of 17.
+    :func:`fullfield.training.flow.pictures.unpack_4bit_masks` is the inverse, to the nearest multiple of 17.
     """
     levels = ((masks.astype(np.uint16) + 8) // 17).astype(np.uint8)
     return levels[..., ::2] * np.uint8(16) + levels[..., 1::2]

@@ -87,7 +87,7 @@ def _timed(plan: Plan, network: str, name: str, pairs: FlowBatch) -> Result:
     stepper = TrainingStepper(model, training)
     step = partial(stepper.train_on_batch, pairs, 0, learning_rate=0.0)  # always the same step
     step()
-    result: Result = {"first_loss": stepper.read_and_reset_means().loss}
+    result: Result = {"first_loss": stepper.wait_read_and_reset_means().loss}
     if plan.device.type == "cuda":
         result["peak_bytes"] = torch.cuda.memory_allocated() + peak_bytes(step)
     for _ in range(_BEFORE):  # a recorded step is recorded after some that are not

@@ -128,7 +128,7 @@ class _Layer:
     translation: Tensor  # [2]
     turn: Tensor  # [2]: a, b
 
-    def compute_motion(self, points: Tensor) -> Tensor:
+    def compute_displacement(self, points: Tensor) -> Tensor:
         """Return the displacement ``[2, N]`` of the points that are at ``points`` in frame 1."""
         x, y = points - self.middle[:, None]
         a, b = self.turn
@@ -306,11 +306,11 @@ def _compute_flow_and_occlusion(layers: Sequence[_Layer], height: int, width: in
     flow, occluded = torch.empty(2, height, width, dtype=torch.float32), torch.empty(height, width, dtype=torch.bool)
     for rows in _split_into_row_blocks(height, width):
         points = _list_pixel_centers(width, rows)
-        motion = layers[0].compute_motion(points)
+        motion = layers[0].compute_displacement(points)
         order = torch.zeros(points.shape[1], dtype=torch.int64)
         for index, layer in enumerate(layers[1:], 1):
             seen = _compute_signed_outline_distance(layer, points) < 0
-            motion = torch.where(seen, layer.compute_motion(points), motion)
+            motion = torch.where(seen, layer.compute_displacement(points), motion)
             order[seen] = index
         targets = points + motion
         hidden = (targets < -0.5).any(0) | (targets[0] >= width - 0.5) | (targets[1] >= height - 0.5)

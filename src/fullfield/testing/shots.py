@@ -154,7 +154,7 @@ class SyntheticShot:
         """Return a frame [3, H, W] float32 in [0, 1], display-referred."""
         grid = self._build_pixel_grid()
         instants = self._compute_exposure_times(frame_index)
-        image = torch.stack([self._render_at_time(grid, instant) for instant in instants]).mean(0)
+        image = torch.stack([self._render_colors_at_time(grid, instant) for instant in instants]).mean(0)
         gain = 1 + self._light * math.sin(2 * math.pi * frame_index / max(self.frames - 1, 1))
         return (image * gain).clamp(0, 1).view(3, self.height, self.width).float()
 
@@ -193,10 +193,10 @@ class SyntheticShot:
             owner[body.compute_signed_outline_distance(body.map_frame_to_body(positions, time)) < 0] = index
         return owner
 
-    def _render_at_time(self, grid: Tensor, time: float) -> Tensor:
-        image = torch.zeros(3, grid.shape[1], dtype=torch.float64)
+    def _render_colors_at_time(self, positions: Tensor, time: float) -> Tensor:
+        image = torch.zeros(3, positions.shape[1], dtype=torch.float64)
         for body in self._bodies:
-            own = body.map_frame_to_body(grid, time)
+            own = body.map_frame_to_body(positions, time)
             cover = (0.5 - body.compute_signed_outline_distance(own) * body.scale(time)).clamp(0, 1)
             touched = cover.nonzero()[:, 0]
             color = body.color(own[:, touched]).clamp(0, 1)

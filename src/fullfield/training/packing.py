@@ -113,7 +113,7 @@ def unpack_run(packed_folder: str | os.PathLike[str], run_folder: str | os.PathL
             raise InputError(f"{path}: is named by {INDEX}, but is missing")
     content = {key: value for path in files for key, value in read_safetensors(path).items()}
     try:
-        states = _unpack_tensors(content)
+        states = _dequantize_packed_tensors(content)
     except (KeyError, RuntimeError):
         raise InputError(unreadable) from None
     (run_folder / STATE).mkdir(parents=True, exist_ok=True)
@@ -152,10 +152,10 @@ def _iterate_packed_tensors(state_folder: Path, step: int) -> Iterator[tuple[str
                 yield f"{key}/shape", torch.tensor(value.shape)
 
 
-def _unpack_tensors(content: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def _dequantize_packed_tensors(packed_tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of a run by state and name."""
     forms: dict[tuple[str, str], dict[str, Tensor]] = {}
-    for key, value in content.items():
+    for key, value in packed_tensors.items():
         state, _, rest = key.partition("/")
         name, _, kind_name = rest.rpartition("/")
         forms.setdefault((state, name), {})[kind_name] = value

@@ -70,11 +70,11 @@ def test_train_flow_reduces_loss(scenes: Scenes) -> None:
         stepper = TrainingStepper(network(kind).train(), FlowTraining(learning_rate=5e-3, average=0.9))
         assert stepper.loss_name == ("mixture" if kind is Tiny else "sequence")
         steps(stepper, scenes, 5)
-        early = stepper.read_and_reset_means()
+        early = stepper.wait_read_and_reset_means()
         steps(stepper, scenes, 40)
-        stepper.read_and_reset_means()
+        stepper.wait_read_and_reset_means()
         steps(stepper, scenes, 6)
-        late = stepper.read_and_reset_means()
+        late = stepper.wait_read_and_reset_means()
         assert late.steps == 6
         assert late.loss < 0.95 * early.loss, kind  # the scenes are the same, and a plain convolution learns little
         assert late.error < 0.95 * early.error, kind
@@ -95,7 +95,7 @@ def test_stepper_does_not_synchronize(scenes: Scenes, precision: str) -> None:
     stepper = TrainingStepper(network().train(), TRAINING.replace(precision=precision))
     with _NoWaiting():
         steps(stepper, scenes, 3)
-    assert stepper.read_and_reset_means().steps == 3
+    assert stepper.wait_read_and_reset_means().steps == 3
     with pytest.raises(AssertionError, match="waits for the device"), _NoWaiting():
         float(torch.ones(()))
 
@@ -121,7 +121,7 @@ def test_stepper_recorded_step_equals_eager(scenes: Scenes, precision: str) -> N
             if number == 9:
                 batch.frame1[0, 0, 0, 0] = float("nan")
             stepper.train_on_batch(batch, number, learning_rate=1e-3 * (1 + number))
-        actual.append(([*stepper.average.model.state_dict().values()], stepper.read_and_reset_means()))
+        actual.append(([*stepper.average.model.state_dict().values()], stepper.wait_read_and_reset_means()))
         assert (stepper._recorded is not None) == graph
     (weights, messages), (recorded, retold) = actual
     assert messages.skipped == retold.skipped == 1
@@ -205,12 +205,12 @@ def test_stepper_nonfinite_step_changes_nothing() -> None:
     after = state_of(stepper)
     counts = {key for key in before if not torch.equal(before[key], after[key])}
     assert counts <= {"norm.num_batches_tracked"}
-    reading = stepper.read_and_reset_means()
+    reading = stepper.wait_read_and_reset_means()
     assert (reading.steps, reading.skipped, reading.consecutive_skipped) == (3, 1, 1)
     assert reading.loss == reading.loss
     steps(stepper, source, 2, first=3)
     assert not torch.equal(state_of(stepper)["encode.weight"], before["encode.weight"])
-    assert stepper.read_and_reset_means().consecutive_skipped == 0
+    assert stepper.wait_read_and_reset_means().consecutive_skipped == 0
 
 
 def test_train_flow_stops_after_many_nonfinite_steps(tmp_path: Path) -> None:
@@ -253,9 +253,12 @@ def test_stepper_half_precision_scales_loss() -> None:
     assert stepper.scaling.tolist() == [scale, 0.0]
     plain = TrainingStepper(network().train(), TRAINING)
     steps(plain, Scenes(), 1)
-    fine, half = plain.read_and_reset_means(), TrainingStepper(network().train(), TRAINING.replace(precision="float16"))
+    fine, half = (
+        plain.wait_read_and_reset_means(),
+        TrainingStepper(network().train(), TRAINING.replace(precision="float16")),
+    )
     steps(half, Scenes(), 1)
-    assert half.read_and_reset_means().norm == pytest.approx(fine.norm, rel=0.02)
+    assert half.wait_read_and_reset_means().norm == pytest.approx(fine.norm, rel=0.02)
 
 
 def test_train_flow_writes_weights_recipe_and_history(whole: Path) -> None:
@@ -453,7 +456,7 @@ def test_train_flow_failed_process_ends_others(
 ) -> None:
     calls = {"init_process_group": 0, "destroy_process_group": 0}
     monkeypatch.setattr(
-        ranks_module, "_create_store_and_group_numbers", lambda *_: (torch.distributed.HashStore(), count())
+        ranks_module, "_get_rendezvous_store_and_group_numbers", lambda *_: (torch.distributed.HashStore(), count())
     )
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     for name in calls:

@@ -348,7 +348,7 @@ class _TrainingLoop:
             is_due = step % run.checkpoint_every == 0 or completed >= 1.0 or must_stop
             if not (is_due or step % run.read_loss_every == 0 or step == first_step + _SETTLED):
                 continue
-            reading = self.stepper.read_and_reset_means()
+            reading = self.stepper.wait_read_and_reset_means()
             self.readings.append(reading)
             raise_if_diverged(reading, step, training)
             seconds = clock.read_shared_seconds_and_update_pace(step)

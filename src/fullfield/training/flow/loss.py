@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.training.flow.batch import FlowBatch
-from fullfield.training.flow.convex_loss import convex_mixture_loss, mixture_negative_log_likelihood
+from fullfield.training.flow.convex_loss import convex_mixture_loss_and_error, mixture_negative_log_likelihood
 
 
 def loss_mask(batch: FlowBatch, *, max_flow: float = 400.0, include_occluded: bool = True) -> Tensor:  # [B, H, W] bool
@@ -105,7 +105,7 @@ def mixture_loss_and_error_before_upsampling(
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
     error = total
     for weight, (field, mask) in zip(_compute_prediction_weights(len(predictions), gamma), predictions, strict=True):
-        loss, error = convex_mixture_loss(field, mask, flow, valid, log_scale_min=low, log_scale_max=high)
+        loss, error = convex_mixture_loss_and_error(field, mask, flow, valid, log_scale_min=low, log_scale_max=high)
         total = total + weight * loss
     return total / (2 * pixels), error / pixels
 

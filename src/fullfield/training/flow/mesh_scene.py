@@ -43,8 +43,8 @@ class SampledMeshes(NamedTuple):
     depth: Floats  # [B, N]: of the layer
     values: dict[str, NDArray[np.generic]]  # fields of MeshPlacement, [B, N, ...]
 
-    def build_placement_if_any(self, layers: NDArray[np.int64]) -> MeshPlacement | None:
-        """Return the placement of the meshes that are on, None without any; ``layers`` [B, N] index their layers."""
+    def build_placement_if_any(self, layer_indices: NDArray[np.int64]) -> MeshPlacement | None:
+        """Return the placement of the meshes that are on, None without any; ``layer_indices`` are [B, N]."""
         if not self.is_present.any():
             return None
         fields = {
@@ -52,7 +52,7 @@ class SampledMeshes(NamedTuple):
             for name, values in self.values.items()
         }
         scene = torch.from_numpy(np.nonzero(self.is_present)[0])
-        layer = torch.from_numpy(np.take_along_axis(layers, self.group, 1)[self.is_present].astype(np.int64))
+        layer = torch.from_numpy(np.take_along_axis(layer_indices, self.group, 1)[self.is_present].astype(np.int64))
         return MeshPlacement(scene=scene, layer=layer, **fields)
 
 

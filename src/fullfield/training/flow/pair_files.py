@@ -68,7 +68,7 @@ def write_missing_pairs(
         base / MANIFEST,
         "the settings of synthetic pairs",
         entries={"count": "count"},
-        select_binding_settings=_drop_pair_count,
+        select_binding_settings=_copy_without_pair_count,
     )
     settings = {**manifest, "count": count}
     before = file.write_or_check_and_return_previous(
@@ -138,7 +138,7 @@ def _build_manifest(pairs: PairGenerator, textures: str | Path | None, flow_form
     }
 
 
-def _drop_pair_count(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_without_pair_count(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in manifest.items() if name != "count"}
 
 

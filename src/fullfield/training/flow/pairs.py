@@ -99,18 +99,18 @@ class PairGenerator:
         scenes, veils, steps = self._drawn.take_or_build_batch(batch_index, pair_count)
         totals = None if scenes.meshes is None else scenes.meshes.count_vertices_and_triangles()
         if self.device.type == "cuda":
-            scenes = scenes.map_tensors(self._copy_to_device)
+            scenes = scenes.map_tensors(self._copy_to_device_without_waiting)
         frame1, frame2, flow, valid, occluded = render_pairs(
             scenes, self.atlas, self.size, vertex_and_triangle_counts=totals
         )
         if veils is not None:
-            draw_veils_inplace(frame1, frame2, Veils(*map(self._copy_to_device, veils)))
+            draw_veils_inplace(frame1, frame2, Veils(*map(self._copy_to_device_without_waiting, veils)))
         if steps.any():
             frame1, frame2 = self._simulate_jpeg_in_selected_pairs_inplace(frame1, frame2, steps)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
         return FlowBatch(frame1, frame2, flow, valid, occluded)
 
-    def _copy_to_device(self, tensor: Tensor) -> Tensor:
+    def _copy_to_device_without_waiting(self, tensor: Tensor) -> Tensor:
         """Copy a tensor to the device without waiting for what the device still has to do."""
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()  # a copy from other memory would wait
@@ -123,7 +123,8 @@ class PairGenerator:
         """Return the frames with the blocks of JPEG in the pairs that have a step."""
         rough = quantization_steps > 0
         selected, coarse = (
-            self._copy_to_device(tensor) for tensor in (rough.nonzero()[:, 0], quantization_steps[rough])
+            self._copy_to_device_without_waiting(tensor)
+            for tensor in (rough.nonzero()[:, 0], quantization_steps[rough])
         )
         with torch.autocast(self.device.type, enabled=False):
             both = _simulate_jpeg_compression(

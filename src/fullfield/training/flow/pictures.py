@@ -84,7 +84,7 @@ def load_or_create_picture_pack(
         packed = len(entries["shapes"]), SHAPE_SIZE, SHAPE_SIZE // 2  # two texels a byte
         if len(data) != math.prod(packed):
             raise InputError(f"{where}: expected {math.prod(packed)} bytes of silhouettes, got {len(data)}")
-        masks = unpack_masks(np.frombuffer(data, np.uint8).reshape(packed))
+        masks = unpack_4bit_masks(np.frombuffer(data, np.uint8).reshape(packed))
         if not squares:
             raise InputError(f"{where}: expected a picture at least, holds silhouettes alone; build it with --pictures")
         meshes = _read_meshes_and_append_procedural_if_any(where, entries.get("meshes", []), file)
@@ -225,7 +225,7 @@ def _compute_crop_starts(length: int, size: int) -> list[int]:
     return [(length - size) * crop // (crops - 1) for crop in range(crops)]
 
 
-def unpack_masks(packed: NDArray[np.uint8]) -> Pixels:
+def unpack_4bit_masks(packed: NDArray[np.uint8]) -> Pixels:
     """Return the silhouettes [M, 128, 128] that a pack stores as [M, 128, 64], two values of 4 bits a byte."""
     masks = np.empty((*packed.shape[:2], 2 * packed.shape[2]), np.uint8)
     masks[..., ::2] = packed >> 4
@@ -246,11 +246,11 @@ def _read_and_check_manifest(path: Path, file: zipfile.ZipFile) -> dict[str, Any
     return entries
 
 
-def _decode_picture(data: bytes) -> Pixels:
+def _decode_picture(encoded_image: bytes) -> Pixels:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(encoded_image)) as image:
             return np.asarray(image.convert("RGB"))
     except (OSError, UnidentifiedImageError) as error:
         raise ValueError(f"a picture in it: {error}") from error

@@ -92,7 +92,7 @@ _failed = False  # whether a group of GPUs was left open after an error
 
 
 @functools.cache
-def _create_store_and_group_numbers(_address: str | None, _port: str | None) -> tuple[Store, Iterator[int]]:
+def _get_rendezvous_store_and_group_numbers(_address: str | None, _port: str | None) -> tuple[Store, Iterator[int]]:
     """Return the store where the processes find each other, and the numbers of its groups.
 
     It stays open to the end: if it were closed and opened again, a process that is early would reach the old store and
@@ -126,7 +126,9 @@ def join_process_group_if_distributed(device: torch.device) -> Iterator[Ranks]:
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
-    store, numbers = _create_store_and_group_numbers(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    store, numbers = _get_rendezvous_store_and_group_numbers(
+        os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    )
     distributed.init_process_group(
         "nccl" if on_gpu else "gloo",
         timeout=_PATIENCE,

@@ -157,7 +157,7 @@ class TrainingStepper:
     """Training step: forward, backward, clipping, optimizer, moving average.
 
     A step whose loss or gradient is not finite changes neither weights, nor moments, nor a batch norm's statistics.
-    That is decided on the device: :meth:`train_on_batch` never waits for it, :meth:`read_and_reset_means` does.
+    That is decided on the device: :meth:`train_on_batch` never waits for it, :meth:`wait_read_and_reset_means` does.
     ``model`` is in training mode on its device; ``ranks`` are the processes that share a batch.
     """
 
@@ -255,7 +255,7 @@ class TrainingStepper:
         self.average.update_average(step_number)
         if self.training.precision == "float16":
             self._update_loss_scale(is_bad)
-        self._add_to_totals(loss, error, norm, is_bad)
+        self._add_to_totals_and_count_skipped(loss, error, norm, is_bad)
 
     def _set_gradients_and_get_loss_and_error(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Set the parameters' gradients, return loss and error; by a CUDA graph after the first steps."""
@@ -320,7 +320,7 @@ class TrainingStepper:
         self.scaling.copy_(torch.stack([torch.where(is_bad, scale / 2, grown), finite_steps % _GROWTH]))
 
     @torch.no_grad()
-    def _add_to_totals(self, loss: Tensor, error: Tensor, norm: Tensor, is_bad: Tensor) -> None:
+    def _add_to_totals_and_count_skipped(self, loss: Tensor, error: Tensor, norm: Tensor, is_bad: Tensor) -> None:
         row = (self._totals[4] + 1) * is_bad
         sums = torch.where(is_bad, 0.0, torch.stack([loss, error, norm]))
         counts = torch.stack([is_bad.float(), row, row])
@@ -329,7 +329,7 @@ class TrainingStepper:
         self._totals = torch.cat([self._totals[:3] + sums, counts])
         self._steps += 1
 
-    def read_and_reset_means(self) -> StepMeans:
+    def wait_read_and_reset_means(self) -> StepMeans:
         """Return the means over the steps since the last reading; waits for the device."""
         loss, error, norm, skipped, _, worst = self._totals.tolist()
         steps, good = self._steps, self._steps - int(skipped)

@@ -30,7 +30,7 @@ def explain_unsupported(field: Tensor, mask: Tensor, factor: int) -> str | None:
 
 
 @functools.cache
-def get_convex_loss_source(dtype: torch.dtype) -> KernelSource:
+def get_convex_loss_kernel_source(dtype: torch.dtype) -> KernelSource:
     """Return the source of both kernels for weights of a dtype."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.WARPS, _launching.CONVEX_CELLS)
     return KernelSource.with_macros(_launching.read_source(*shared, _SOURCE), IN=CODES[dtype], CHANNELS=VALUES)
@@ -55,7 +55,7 @@ def compute_loss_error_and_gradients(
         setattr(p, name, tensor.data_ptr())
     p.mask_b, p.mask_c, p.mask_y, p.mask_x = mask.stride()
     p.batch, p.height, p.width, p.low, p.high = batch, height, width, log_scale_min, log_scale_max
-    kernels = _launching.load_kernels(LIBRARIES, get_convex_loss_source(mask.dtype), field.get_device())
+    kernels = _launching.load_kernels(LIBRARIES, get_convex_loss_kernel_source(mask.dtype), field.get_device())
     kernels.launch("loss", blocks, _THREADS, p)
     kernels.launch("gather", -(-cells // _THREADS), _THREADS, p)
     return sums.sum(0), grad_field, grad_mask

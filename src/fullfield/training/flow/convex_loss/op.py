@@ -13,7 +13,7 @@ from fullfield.ops._operators import forbid_second_derivative
 from fullfield.training.flow.convex_loss import cuda, reference
 
 
-def convex_mixture_loss(
+def convex_mixture_loss_and_error(
     field: Tensor,  # [B, 6, h, w]
     mask: Tensor,  # [B, 9·factor², h, w], before its softmax
     truth: Tensor,  # [B, 2, factor·h, factor·w] float32
@@ -40,7 +40,7 @@ def convex_mixture_loss(
     _check.check_tensor(truth, "truth", (batch, 2, *fine), dtypes=[torch.float32], device=field.device)
     _check.check_tensor(valid, "valid", (batch, *fine), dtypes=[torch.bool], device=field.device)
     if not field.numel() or not is_usable_or_warn_missing(
-        "convex_mixture_loss", "cuda", cuda.explain_unsupported(field, mask, factor)
+        "convex_mixture_loss_and_error", "cuda", cuda.explain_unsupported(field, mask, factor)
     ):
         return reference.compute_loss_and_error_sums(field, mask, truth, valid, factor, log_scale_min, log_scale_max)
     sums: Tensor = _compute_loss_error_and_gradients(
@@ -57,7 +57,7 @@ def _compute_loss_error_and_gradients(
 
 
 @_compute_loss_error_and_gradients.register_fake
-def _allocate_loss_and_gradients(field: Tensor, mask: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _allocate_fake_loss_error_and_gradients(field: Tensor, mask: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     grad_field = torch.empty_like(field, memory_format=torch.contiguous_format)
     return field.new_empty(2), grad_field, torch.empty_like(mask)
 
@@ -72,7 +72,7 @@ def _backpropagate(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, .
         grads = grad_field * grad[0], grad_mask * grad[0].to(grad_mask.dtype)
     # What the forward returned leads to field and mask.
     return (
-        *forbid_second_derivative("convex_mixture_loss", grads, (grad, grad_field, grad_mask)),
+        *forbid_second_derivative("convex_mixture_loss_and_error", grads, (grad, grad_field, grad_mask)),
         None,
         None,
         None,

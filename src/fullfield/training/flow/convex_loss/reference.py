@@ -29,7 +29,7 @@ def mixture_negative_log_likelihood(
 def compute_loss_and_error_sums(
     field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, factor: int, log_scale_min: float, log_scale_max: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the sums of :func:`fullfield.training.flow.convex_loss.convex_mixture_loss`."""
+    """Return the sums of :func:`fullfield.training.flow.convex_loss.convex_mixture_loss_and_error`."""
     fine = convex_upsample(field, mask, factor)
     inside = valid[:, None]
     truth_inside = torch.where(inside, truth, 0.0)

@@ -34,7 +34,7 @@ def explain_unsupported(device: torch.device) -> str | None:
 
 
 @functools.cache
-def get_renderer_source() -> KernelSource:
+def get_renderer_kernel_source() -> KernelSource:
     """Return the source of all kernels."""
     return KernelSource(_launching.read_source(_launching.HALVES, _LAYERS, _MESHES, _FRAMES), ())
 
@@ -59,7 +59,7 @@ def render_pairs(
     p.shape_count, p.shape_side = atlas.shapes.shape[:2]
     pixels, kernels = (
         batch * height * width,
-        _launching.load_kernels(LIBRARIES, get_renderer_source(), scenes.to_card.get_device()),
+        _launching.load_kernels(LIBRARIES, get_renderer_kernel_source(), scenes.to_card.get_device()),
     )
     if triangles is not None and len(triangles.corners):
         for name, tensor in zip(_TRIANGLES, triangles, strict=True):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield.training.flow.layered.meshes import SceneTriangles
-from fullfield.training.flow.layered.sampling import sample_pictures
+from fullfield.training.flow.layered.sampling import sample_pictures_trilinearly
 from fullfield.training.flow.layered.scene import PictureAtlas
 
 NEAREST_SURFACE = 1e-2
@@ -129,7 +129,7 @@ def shade_samples(
     row = triangles.owners[triangle_indices, 2].long()
     colours = triangles.colours[row]
     level = 0.5 * torch.maximum(*steps).clamp(min=1e-16).log2() + colours[:, 0]
-    texture = sample_pictures(atlas, triangles.pictures[row], u, v, level) / 255
+    texture = sample_pictures_trilinearly(atlas, triangles.pictures[row], u, v, level) / 255
     lit = (hits.weights * triangles.light[triangle_indices, :, frame]).sum(1).clamp(min=0)
     factor, offset = colours[:, 1 + 6 * frame : 4 + 6 * frame], colours[:, 4 + 6 * frame : 7 + 6 * frame]
     return (lit[:, None] * (texture * factor + offset)).clamp(0, 1)

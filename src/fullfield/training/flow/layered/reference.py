@@ -11,7 +11,7 @@ from torch import Tensor
 from fullfield.ops._positions import create_pixel_grid
 from fullfield.training.flow.layered import raster
 from fullfield.training.flow.layered.meshes import SceneTriangles
-from fullfield.training.flow.layered.sampling import sample_pictures
+from fullfield.training.flow.layered.sampling import sample_pictures_trilinearly
 from fullfield.training.flow.layered.scene import (
     BIAS,
     COLOURS,
@@ -76,12 +76,12 @@ def _displace_by_waves(paint: Tensor, x: Tensor, y: Tensor, fraction: Tensor) ->
     return target_x, target_y
 
 
-def _intersect_layer(matrix: Tensor, centre: Tensor, shape: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
+def _intersect_rays_with_layer(matrix: Tensor, centre: Tensor, shape: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
     """Intersect the rays of pixels with a layer: matrix [B, 3, 3], centre [B, 3], shape [B]."""
-    card = _intersect_card(matrix, x, y)
+    card = _intersect_rays_with_card(matrix, x, y)
     if not bool((shape == ELLIPSOID).any()):
         return card
-    solid = _intersect_ellipsoid(matrix, centre, x, y)
+    solid = _intersect_rays_with_ellipsoid(matrix, centre, x, y)
     is_solid = _expand_to_pixels(shape == ELLIPSOID)
 
     def select_by_shape(one: Any, other: Any) -> Any:
@@ -90,7 +90,7 @@ def _intersect_layer(matrix: Tensor, centre: Tensor, shape: Tensor, x: Tensor, y
     return _SurfacePoint(*map(select_by_shape, solid, card))
 
 
-def _intersect_card(matrix: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
+def _intersect_rays_with_card(matrix: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
     m = [_expand_to_pixels(matrix[:, row, column]) for row in range(3) for column in range(3)]
     w = m[6] * x + m[7] * y + m[8]
     front = w > NEAREST
@@ -103,8 +103,8 @@ def _intersect_card(matrix: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
     return _SurfacePoint((a, b, zero), safe, front, right, down, zero)
 
 
-def _dot_product(one: Sequence[Tensor], two: Sequence[Tensor]) -> Tensor:
-    return one[0] * two[0] + one[1] * two[1] + one[2] * two[2]
+def _dot_product(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    return first[0] * second[0] + first[1] * second[1] + first[2] * second[2]
 
 
 def _compute_ray_directions(matrix: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
@@ -113,7 +113,7 @@ def _compute_ray_directions(matrix: Tensor, x: Tensor, y: Tensor) -> list[Tensor
     return [row[0] * x + row[1] * y + row[2] for row in m]
 
 
-def _intersect_ellipsoid(matrix: Tensor, centre: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
+def _intersect_rays_with_ellipsoid(matrix: Tensor, centre: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
     across, below = ([_expand_to_pixels(matrix[:, row, column]) for row in range(3)] for column in (0, 1))
     v = [_expand_to_pixels(centre[:, row]) for row in range(3)]
     u = _compute_ray_directions(matrix, x, y)
@@ -181,16 +181,16 @@ def _sample_texture(point: _SurfacePoint, paint: Tensor, picture: Tensor, atlas:
     steps = [x.square() + y.square() for x, y in (apply_texture_matrix(point.right), apply_texture_matrix(point.down))]
     texels = torch.maximum(*steps).clamp(min=1e-16)
     level = 0.5 * texels.log2() + _expand_to_pixels(paint[:, BIAS])
-    return sample_pictures(atlas, _expand_to_pixels(picture), u, v, level)
+    return sample_pictures_trilinearly(atlas, _expand_to_pixels(picture), u, v, level)
 
 
-def _intersect_layer_at_instant(
+def _intersect_rays_with_layer_at_instant(
     scenes: LayeredScenes, frame_instant_layer: tuple[int, int, int], x: Tensor, y: Tensor
 ) -> _SurfacePoint:
     """Intersect the rays of pixels with a layer of each scene at an instant of a frame."""
     frame, instant, layer = frame_instant_layer
     centre = scenes.centres[:, frame, instant, layer]
-    return _intersect_layer(scenes.to_card[:, frame, instant, layer], centre, scenes.ids[:, layer, 1], x, y)
+    return _intersect_rays_with_layer(scenes.to_card[:, frame, instant, layer], centre, scenes.ids[:, layer, 1], x, y)
 
 
 def _is_layer_active(scenes: LayeredScenes, layer: int) -> Tensor:
@@ -247,7 +247,7 @@ def _render_frame(
             if meshes is not None:
                 meshes.accumulate_layer_inplace(layer, clear, seen)
             frame_instant_layer = frame, 1 + exposure, layer
-            point = _intersect_layer_at_instant(
+            point = _intersect_rays_with_layer_at_instant(
                 scenes, frame_instant_layer, *_displace_by_waves(paint, at_x, at_y, fraction)
             )
             alpha = _sample_coverage(point, paint, ids[:, 1], atlas)
@@ -323,7 +323,7 @@ def _compute_flow_validity_and_occlusion(
     )
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        point = _intersect_layer_at_instant(scenes, (0, 0, layer), *_displace_by_waves(paint, x, y, ones))
+        point = _intersect_rays_with_layer_at_instant(scenes, (0, 0, layer), *_displace_by_waves(paint, x, y, ones))
         covers = (_sample_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _is_layer_active(
             scenes, layer
         )
@@ -354,7 +354,7 @@ def _compute_flow_validity_and_occlusion(
     occluded = ~(valid & inside) | turned
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        point = _intersect_layer_at_instant(scenes, (1, 0, layer), target_x, target_y)
+        point = _intersect_rays_with_layer_at_instant(scenes, (1, 0, layer), target_x, target_y)
         covers = (_sample_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _is_layer_active(
             scenes, layer
         )

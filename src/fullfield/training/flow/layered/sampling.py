@@ -8,17 +8,19 @@ from torch import Tensor
 from fullfield.training.flow.layered.scene import PictureAtlas
 
 
-def sample_pictures(atlas: PictureAtlas, picture_indices: Tensor, u: Tensor, v: Tensor, mipmap_level: Tensor) -> Tensor:
+def sample_pictures_trilinearly(
+    atlas: PictureAtlas, picture_indices: Tensor, u: Tensor, v: Tensor, mipmap_level: Tensor
+) -> Tensor:
     """Return the colours [..., 3], 0 ... 255, of pictures at texels (u, v), between two levels of the atlas."""
     mipmap_level = mipmap_level.clamp(0, atlas.levels - 1)
     floor = mipmap_level.floor()
     picture_indices = picture_indices.long().remainder(atlas.count)
-    first = _sample_bilinear(atlas, picture_indices, u, v, floor.long())
-    second = _sample_bilinear(atlas, picture_indices, u, v, (floor.long() + 1).clamp(max=atlas.levels - 1))
+    first = _sample_pictures_bilinearly(atlas, picture_indices, u, v, floor.long())
+    second = _sample_pictures_bilinearly(atlas, picture_indices, u, v, (floor.long() + 1).clamp(max=atlas.levels - 1))
     return torch.lerp(first, second, (mipmap_level - floor)[..., None])
 
 
-def _sample_bilinear(
+def _sample_pictures_bilinearly(
     atlas: PictureAtlas, picture_indices: Tensor, u: Tensor, v: Tensor, mipmap_level: Tensor
 ) -> Tensor:
     bases = torch.tensor(atlas.compute_level_offsets(), device=u.device)
