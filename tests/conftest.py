@@ -63,7 +63,7 @@ _CHOICES = (
     ("fullfield.ops.matching.api", "_choose_backend"),
     ("fullfield.ops.spatial_correlation.protocol", "_choose_backend_cached"),
     ("fullfield.models.prepared.runner", "choose_cpu_dtype"),
-    ("fullfield.estimators.estimation", "_build_cached_estimator"),
+    ("fullfield.estimators.estimation", "_get_or_build_cached_estimator"),
 )
 
 

@@ -42,11 +42,11 @@ def run_worker(method: str, sizes: list[tuple[int, int]]) -> dict[str, Any]:
     import torch
 
     from fullfield.estimators.estimation import build_estimator, estimate
-    from fullfield.estimators.protocol import prepare_estimator
+    from fullfield.estimators.protocol import prepare_estimator_if_supported
     from fullfield.testing import sample_textured_scene
 
     estimator = build_estimator(method)
-    prepare_estimator(estimator, "cpu")
+    prepare_estimator_if_supported(estimator, "cpu")
     backend, prepared, rows = "", _read_memory(), []
     for height, width in sizes:
         scene = sample_textured_scene(height, width, seed=3)

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from fullfield import InputError, estimate, estimate_batch
-from fullfield.estimators.bars import Bars, find_bars, measure_constant_lines
+from fullfield.estimators.bars import Bars, find_common_bars, measure_constant_lines_per_side
 from fullfield.io import write_image
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.testing import sample_textured_scene
@@ -33,7 +33,7 @@ def paint(frame: Tensor, bars: Bars, color: float | tuple[float, ...] = 0.0) -> 
 
 
 def find(*frames: Tensor) -> Bars | None:
-    return find_bars(frames[0].shape[1:], [measure_constant_lines(frame) for frame in frames])
+    return find_common_bars(frames[0].shape[1:], [measure_constant_lines_per_side(frame) for frame in frames])
 
 
 def add_noise(frame: Tensor) -> Tensor:

@@ -165,7 +165,7 @@ def test_solver_pool_is_bounded_and_shares_no_solver() -> None:
         with pool.borrow_solver(size):
             assert not pool._idle, "old buffers are released before the new ones are allocated"
     assert [size for size, _ in pool._idle] == large[1:]
-    pool.release_all()
+    pool.release_idle_solvers()
     assert not pool._idle
 
 
@@ -263,7 +263,7 @@ def test_estimate_queues_all_work_before_it_waits(monkeypatch: pytest.MonkeyPatc
         def __call__(self, frame1: torch.Tensor, *_: torch.Tensor, **__: Any) -> torch.Tensor:
             return 2 * torch.ones_like(frame1[:, :2])
 
-    for name in ("measure_if_needed", "raise_or_warn"):
+    for name in ("measure_if_needed", "raise_or_warn_if_out_of_range"):
         method = getattr(_frames.ValueCheck, name)
 
         def record(self: object, name: str = name, method: Any = method) -> None:
@@ -273,7 +273,7 @@ def test_estimate_queues_all_work_before_it_waits(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(_frames.ValueCheck, name, record)
     monkeypatch.setattr(estimation, "_may_defer_value_check", lambda *_: True)
     assert float(estimate(*FRAMES, Queueing()).flow.mean()) == 1.0
-    assert events == ["queue", "measure_if_needed", "wait", "raise_or_warn", "measure_if_needed"]
+    assert events == ["queue", "measure_if_needed", "wait", "raise_or_warn_if_out_of_range", "measure_if_needed"]
     assert float(estimate(*FRAMES, Derived()).flow.mean()) == 2.0, "an overriding call is called"
 
 

@@ -17,8 +17,8 @@ from fullfield.estimators.live import (
     OneItemBuffer,
     PairFlow,
     capture_pairs,
-    compute_newest_pairs,
-    iterate_frames_at_rate,
+    compute_flows_of_newest_pairs,
+    iterate_frames_waiting_until_due,
     iterate_with_arrival_times,
 )
 
@@ -60,7 +60,7 @@ class Simulated(OneItemBuffer[FramePair]):
             frame = self.coming.pop(0)
             self.statistics.record_captured_frame(frame)
             if self.before is not None:
-                self.put_item_unless_closed(FramePair(self.before, frame))
+                self.put_or_replace_item_unless_closed(FramePair(self.before, frame))
             self.before, self.statistics.dropped = frame, self.dropped
 
     def wait_and_take_item(self) -> FramePair | None:
@@ -89,7 +89,7 @@ def simulate(
         computed.append(pair)
         return pair.second.number
 
-    compute_newest_pairs(pairs, compute, results, statistics, clock, most)
+    compute_flows_of_newest_pairs(pairs, compute, results, statistics, clock, most)
     return statistics, computed
 
 
@@ -122,24 +122,26 @@ def test_compute_newest_pairs_returns_newest_and_counts_drops() -> None:
 def test_live_statistics_count_missing_frames() -> None:
     """Two are lost after the third, and the last comes a little late."""
     statistics = LiveStatistics()
-    assert statistics.estimated_missing_frames == 0
+    assert statistics.estimated_missing_frame_count == 0
     for number, time in enumerate((0.0, 0.1, 0.2, 0.5, 0.6, 0.73)):
         statistics.record_captured_frame(CapturedFrame(Frame(time), number, time))
     assert (statistics.frames, statistics.as_dict()["missing"]) == (6, 2)
     still = LiveStatistics()
     for number in range(3):
         still.record_captured_frame(CapturedFrame(Frame(0.0), number, 0.0))
-    assert still.estimated_missing_frames == 0, "a source without time stamps"
+    assert still.estimated_missing_frame_count == 0, "a source without time stamps"
 
 
 @pytest.mark.unit
 def test_play_at_rate_waits_for_time_stamps() -> None:
     clock = Clock()
-    taken = list(iterate_frames_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4))
+    taken = list(iterate_frames_waiting_until_due((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4))
     assert [frame.at for frame in taken] == pytest.approx([100, 100.25, 100.5, 100.75])
     assert clock.now == pytest.approx(100.75)
     assert not any(frame.late for frame in taken)
-    faster = list(iterate_frames_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4, speed=2.0))
+    faster = list(
+        iterate_frames_waiting_until_due((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4, speed=2.0)
+    )
     assert faster[-1].at - faster[0].at == pytest.approx(0.375)
 
 
@@ -156,7 +158,11 @@ def test_play_at_rate_reports_long_wait(
     times: tuple[float, ...], interval: float, expected_wait: tuple[int, float]
 ) -> None:
     clock, found = Clock(), []
-    list(iterate_frames_at_rate(map(Frame, times), clock, clock.sleep, interval, 2.0, lambda *wait: found.append(wait)))
+    list(
+        iterate_frames_waiting_until_due(
+            map(Frame, times), clock, clock.sleep, interval, 2.0, lambda *wait: found.append(wait)
+        )
+    )
     assert found == [(expected_wait[0], pytest.approx(expected_wait[1]))]
 
 
@@ -169,7 +175,7 @@ def test_play_at_rate_marks_late_frames() -> None:
             clock.now += 0.4
             yield Frame(number / 4)
 
-    for frame in iterate_frames_at_rate(decoded(), clock, clock.sleep, 1 / 4):
+    for frame in iterate_frames_waiting_until_due(decoded(), clock, clock.sleep, 1 / 4):
         statistics.record_captured_frame(frame)
         assert frame.at == pytest.approx(100.4 + frame.number / 4), "when it was due, not when it was decoded"
     assert statistics.late == 2  # 0.15 s behind, then 0.3 s and 0.45 s, more than the 0.25 s between frames
@@ -197,7 +203,7 @@ def test_one_item_buffer_drops_nothing_between_threads() -> None:
     threads = [
         threading.Thread(target=capture_pairs, args=(frames, pairs, statistics), daemon=True),
         threading.Thread(
-            target=compute_newest_pairs,
+            target=compute_flows_of_newest_pairs,
             args=(pairs, lambda p: p.second.number, results, statistics, clock),
             daemon=True,
         ),
@@ -217,15 +223,15 @@ def test_one_item_buffer_drops_nothing_between_threads() -> None:
 @pytest.mark.unit
 def test_one_item_buffer_close_ends_waiting_threads() -> None:
     pairs: OneItemBuffer[int] = OneItemBuffer(wait_until_taken=True)
-    assert pairs.put_item_unless_closed(1)
-    blocked = threading.Thread(target=pairs.put_item_unless_closed, args=(2,), daemon=True)
+    assert pairs.put_or_replace_item_unless_closed(1)
+    blocked = threading.Thread(target=pairs.put_or_replace_item_unless_closed, args=(2,), daemon=True)
     blocked.start()
     pairs.close()
     blocked.join(5)
     assert not blocked.is_alive()
     assert pairs.wait_and_take_item() == 1
     assert pairs.wait_and_take_item() is None
-    assert not pairs.put_item_unless_closed(3)
+    assert not pairs.put_or_replace_item_unless_closed(3)
 
 
 @pytest.mark.unit
@@ -246,7 +252,7 @@ def test_one_item_buffer_take_raises_error_of_producer(where: str) -> None:
     results: OneItemBuffer[PairFlow] = OneItemBuffer(wait_until_taken=True)
     threading.Thread(target=capture_pairs, args=(frames(), pairs, statistics), daemon=True).start()
     threading.Thread(
-        target=compute_newest_pairs, args=(pairs, compute, results, statistics, clock), daemon=True
+        target=compute_flows_of_newest_pairs, args=(pairs, compute, results, statistics, clock), daemon=True
     ).start()
 
     def drain() -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.harness import Candidate, CheckFailed, Timing, interleaved
 from fullfield.estimators.estimation import build_estimator
-from fullfield.estimators.protocol import Estimator, prepare_estimator
+from fullfield.estimators.protocol import Estimator, prepare_estimator_if_supported
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import get_method, resolve_method_name
 from fullfield.io import read_flow_layers
@@ -131,7 +131,7 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compress
     )
     estimator = build_estimator(job.method, config=job.config, backend=job.backend)
     note(f"preparing {method} {preset}")
-    prepare_estimator(estimator, torch.device(job.settings.device), size)
+    prepare_estimator_if_supported(estimator, torch.device(job.settings.device), size)
     plates = job.open_plates()
     job, _ = job.settle_and_plan_missing_frames(estimator, plates)
     retained = [plates.read(number).frame[None].to(plan.device) for number in plates.numbers[:_KEPT]]

@@ -327,8 +327,8 @@ def _show_until_end_and_return_is_interrupted(
     from fullfield.estimators.live import (
         OneItemBuffer,
         capture_pairs,
-        compute_newest_pairs,
-        iterate_frames_at_rate,
+        compute_flows_of_newest_pairs,
+        iterate_frames_waiting_until_due,
         iterate_with_arrival_times,
     )
 
@@ -344,12 +344,12 @@ def _show_until_end_and_return_is_interrupted(
     else:
         own = source.frame_rate or 25.0
         speed = args.rate / own if isinstance(args.rate, float) else 1.0
-        frames = iterate_frames_at_rate(
+        frames = iterate_frames_waiting_until_due(
             source, clock, time.sleep, 1 / own, speed, partial(_print_next_frame_wait_unless_quiet, args)
         )
     work = (
         partial(capture_pairs, frames, pairs, statistics),
-        partial(compute_newest_pairs, pairs, compute, results, statistics, clock, args.flows),
+        partial(compute_flows_of_newest_pairs, pairs, compute, results, statistics, clock, args.flows),
     )
     started_threads += [threading.Thread(target=job, daemon=True) for job in work]
     for thread in started_threads:

@@ -88,9 +88,9 @@ class MethodChoice:
         estimator = self.estimator  # refuses unsuitable settings before any download
         self.start_compiling_refinement_if_cold()
         if not hasattr(self.config, "weights"):
-            from fullfield.estimators.protocol import prepare_estimator
+            from fullfield.estimators.protocol import prepare_estimator_if_supported
 
-            prepare_estimator(estimator, device, size)
+            prepare_estimator_if_supported(estimator, device, size)
             return
         if self.origin is not None and self.origin.is_missing and not quiet:
             print_note(f"downloading the weights {self.origin.name}")

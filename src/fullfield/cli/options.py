@@ -232,7 +232,7 @@ def read_frames_and_fill_unknown_pixels(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from fullfield.estimators._frames import fill_unknown_pixels, warn_if_clearly_outside_unit_range
+    from fullfield.estimators._frames import fill_unknown_pixels, warn_and_return_if_outside_unit_range
     from fullfield.io.image import FrameReader
     from fullfield.io.oiio import detect_format_and_size
 
@@ -257,7 +257,7 @@ def read_frames_and_fill_unknown_pixels(
     read = [fill_unknown_pixels(result.frame, result.valid, path) for result, path in zip(results, paths, strict=True)]
     for frame, tensor in zip(paths[1:], read[1:], strict=True):
         check_same_size(read[0], paths[0], tensor, frame)
-    if any(warn_if_clearly_outside_unit_range(tensor, frame) for frame, tensor in zip(paths, read, strict=True)):
+    if any(warn_and_return_if_outside_unit_range(tensor, frame) for frame, tensor in zip(paths, read, strict=True)):
         warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # one warning is enough
     return LoadedFrames(read, window, [result.valid for result in results])
 

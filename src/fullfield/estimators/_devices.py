@@ -51,7 +51,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
         return to_host(values)
     if values.device.type == "cpu" and device.type == "cuda" and not values.is_pinned():
         try:
-            return _copy_in_chunks(values, device)
+            return _copy_through_page_locked_chunks(values, device)
         except RuntimeError:  # the system has no more page-locked memory
             pass
     return values.to(device, non_blocking=True)
@@ -73,7 +73,7 @@ def to_host(values: Tensor) -> Tensor:
     return host_values
 
 
-def _copy_in_chunks(values: Tensor, device: torch.device) -> Tensor:
+def _copy_through_page_locked_chunks(values: Tensor, device: torch.device) -> Tensor:
     """Copy to ``device`` in chunks. PyTorch reuses a chunk's memory only after its copy has ended."""
     flat = values.contiguous().flatten()
     device_values = torch.empty(flat.shape, dtype=flat.dtype, device=device)
@@ -112,9 +112,9 @@ def check_fork_safety_and_record_use(device: torch.device) -> None:
     _ForkState.has_computed = _ForkState.has_computed or not safe
 
 
-def _record_fork_in_child() -> None:
+def _record_in_child_if_parent_computed() -> None:
     _ForkState.was_forked_after_computing = _ForkState.has_computed
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_record_fork_in_child)
+    os.register_at_fork(after_in_child=_record_in_child_if_parent_computed)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators._devices import to_device
-from fullfield.estimators.bars import Bars, ConstantLines, find_bars, measure_constant_lines
+from fullfield.estimators.bars import Bars, ConstantLines, find_common_bars, measure_constant_lines_per_side
 from fullfield.ops._splatting import fill_unknown_vectors
 
 
@@ -66,8 +66,10 @@ def read_or_convert_frame(
     """
     sources = _check_and_list_sources([frame], name, transfer, color_order, reading)
     device = frame.device if isinstance(frame, Tensor) else torch.device("cpu")
-    values = _stack_as_unit_range_rgb_on_device(sources, [source.read_or_convert() for source in sources], device)
-    ValueCheck([(values, sources)]).raise_or_warn()
+    values = _stack_as_unit_range_rgb_on_device(
+        sources, [source.read_or_convert_with_constant_lines() for source in sources], device
+    )
+    ValueCheck([(values, sources)]).raise_or_warn_if_out_of_range()
     return values[0]
 
 
@@ -116,9 +118,9 @@ def read_pairs_and_find_bars(
     if len(sources1) == len(sources2) == 1 and sources1[0].is_file and sources2[0].is_file:
         # Decoding releases the GIL. Copies to the device stay in this thread, whose current stream they belong to.
         with ThreadPoolExecutor(2) as pool:
-            frames = list(pool.map(_FrameSource.read_or_convert, (*sources1, *sources2)))
+            frames = list(pool.map(_FrameSource.read_or_convert_with_constant_lines, (*sources1, *sources2)))
     else:
-        frames = [source.read_or_convert() for source in (*sources1, *sources2)]
+        frames = [source.read_or_convert_with_constant_lines() for source in (*sources1, *sources2)]
     frames1, frames2 = frames[: len(sources1)], frames[len(sources1) :]
     first, second = (
         _stack_as_unit_range_rgb_on_device(sources1, frames1, device),
@@ -132,10 +134,10 @@ def read_pairs_and_find_bars(
     _check.require(first[0, 0].numel() > 1, sources1[0].name, "more than one pixel", sizes[0])
     value_check = ValueCheck([(first, sources1), (second, sources2)])
     if not defers_value_check:
-        value_check.raise_or_warn()
+        value_check.raise_or_warn_if_out_of_range()
     if first.shape[1] != second.shape[1]:
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (first, second))
-    bars = find_bars(first.shape[2:], [lines for frame in frames for lines in frame.lines])
+    bars = find_common_bars(first.shape[2:], [lines for frame in frames for lines in frame.lines])
     valid = _stack_valid_masks_if_any(frames1, device), _stack_valid_masks_if_any(frames2, device)
     return FrameBatches((first, second), valid, bars, value_check if defers_value_check else None)
 
@@ -167,9 +169,9 @@ def check_frame_pair(frame1: Tensor, frame2: Tensor) -> None:
     _check.check_tensor(frame2, "frame2", frame1.shape, device=frame1.device)
 
 
-def warn_if_clearly_outside_unit_range(frame: Tensor, name: str) -> bool:
+def warn_and_return_if_outside_unit_range(frame: Tensor, name: str) -> bool:
     """Warn if the values of a frame [C, H, W] cannot be meant as 0 ... 1, and return whether it did."""
-    return _warn_if_min_max_mean_outside_unit_range(
+    return _warn_and_return_if_min_max_mean_outside(
         torch.stack(_compute_min_max_and_brightest_mean(frame[None])).tolist(), name, 4
     )
 
@@ -182,7 +184,7 @@ class _ReadFrame(NamedTuple):
     valid: Tensor | None
     """bool [H, W]: where the frame is known; None: everywhere."""
     lines: Sequence[tuple[ConstantLines, ...]]
-    """:func:`measure_constant_lines` of each frame; an empty tuple for one on a GPU."""
+    """:func:`measure_constant_lines_per_side` of each frame; an empty tuple for one on a GPU."""
 
 
 def _stack_valid_masks_if_any(frames: Sequence[_ReadFrame], device: torch.device) -> Tensor | None:
@@ -220,7 +222,7 @@ class _FrameSource(NamedTuple):
         """True if these are floats that no option or file marks as linear light."""
         return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_integer_without_transfer
 
-    def read_or_convert(self) -> _ReadFrame:
+    def read_or_convert_with_constant_lines(self) -> _ReadFrame:
         """Read a file into the host's memory, or check and convert an array or tensor."""
         if self.is_file:
             from fullfield.io.image import FrameReader
@@ -229,12 +231,12 @@ class _FrameSource(NamedTuple):
             if result.note:
                 warnings.warn(result.note, stacklevel=2)
             values = fill_unknown_pixels(result.frame, result.valid, self.name)
-            return _ReadFrame(values, result.valid, [measure_constant_lines(values)])
+            return _ReadFrame(values, result.valid, [measure_constant_lines_per_side(values)])
         values = self._check_and_convert_to_display_referred()
         if values.device.type != "cpu":
             return _ReadFrame(values, None, [()])
         frames = values if values.ndim == 4 else values[None]
-        return _ReadFrame(values, None, [measure_constant_lines(frame) for frame in frames])
+        return _ReadFrame(values, None, [measure_constant_lines_per_side(frame) for frame in frames])
 
     def _check_and_convert_to_display_referred(self) -> Tensor:
         """Return an array or tensor as a checked tensor; see :class:`_ReadFrame`."""
@@ -380,7 +382,7 @@ class ValueCheck:
                 [value for batch, _ in self._batches for value in _compute_min_max_and_brightest_mean(batch)]
             )
 
-    def raise_or_warn(self) -> None:
+    def raise_or_warn_if_out_of_range(self) -> None:
         """Refuse frames that are not finite or have values of 0 ... 255, and warn once of others beyond 0 ... 1."""
         self.measure_if_needed()
         if self._ranges is None:
@@ -395,7 +397,7 @@ class ValueCheck:
                     f"{name}: expected values of 0 ... 1, got {_format_min_max_mean(values)}; divide by 255 or pass "
                     "uint8, or name the transfer of linear light or of a camera's curve"
                 )
-            warned = warned or _warn_if_min_max_mean_outside_unit_range(values, name, 5)
+            warned = warned or _warn_and_return_if_min_max_mean_outside(values, name, 5)
 
 
 def _is_too_bright(min_max_mean: Sequence[float]) -> bool:
@@ -408,7 +410,7 @@ def _format_min_max_mean(min_max_mean: Sequence[float]) -> str:
     return f"{low:g} to {high:g}, {mean:.3g} on average"
 
 
-def _warn_if_min_max_mean_outside_unit_range(min_max_mean: Sequence[float], name: str, stack_level: int) -> bool:
+def _warn_and_return_if_min_max_mean_outside(min_max_mean: Sequence[float], name: str, stack_level: int) -> bool:
     if min_max_mean[0] >= _DARKEST and not _is_too_bright(min_max_mean):
         return False
     warnings.warn(

@@ -52,9 +52,9 @@ class SolverPool(Generic[Solver]):
         try:
             yield solver
         finally:
-            self._return_solver_and_evict(size, solver)
+            self._put_back_solver_and_evict_old(size, solver)
 
-    def release_all(self) -> None:
+    def release_idle_solvers(self) -> None:
         """Release every idle solver."""
         with self._lock:
             self._idle.clear()
@@ -68,7 +68,7 @@ class SolverPool(Generic[Solver]):
             self._evict_old_solvers(size, _MAX_SMALL_SIZES - 1)
             return None
 
-    def _return_solver_and_evict(self, size: SolverSize, solver: Solver) -> None:
+    def _put_back_solver_and_evict_old(self, size: SolverSize, solver: Solver) -> None:
         with self._lock:
             # Another thread's solver of the same size would only take memory.
             self._idle = [pair for pair in self._idle if pair[0] != size]

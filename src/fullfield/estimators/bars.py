@@ -71,7 +71,7 @@ class ConstantLines(NamedTuple):
 
 
 @np.errstate(over="ignore", invalid="ignore")  # infinities are refused after the frames are read
-def measure_constant_lines(frame: Tensor) -> tuple[ConstantLines, ...]:  # [C, H, W] in the host's memory
+def measure_constant_lines_per_side(frame: Tensor) -> tuple[ConstantLines, ...]:  # [C, H, W] in the host's memory
     """Return the constant rows at the top and bottom and the columns at the left and right, in the order of Bars.
 
     Integers are 0 ... their maximum. Only these lines and the next few are read. It returns nothing for a frame of one
@@ -87,18 +87,18 @@ def measure_constant_lines(frame: Tensor) -> tuple[ConstantLines, ...]:  # [C, H
     return *rows, *(_measure_constant_lines_at_side(picture, _Side(2, is_far), height) for is_far in (False, True))
 
 
-def find_bars_of_frames(*frames: Tensor) -> Bars | None:  # [C, H, W] each, in the host's memory
+def find_common_bars_of_frames(*frames: Tensor) -> Bars | None:  # [C, H, W] each, in the host's memory
     """Return the bars that frames of one size have in common; None if there are none."""
-    return find_bars(frames[0].shape[-2:], [measure_constant_lines(frame) for frame in frames])
+    return find_common_bars(frames[0].shape[-2:], [measure_constant_lines_per_side(frame) for frame in frames])
 
 
 def measure_picture_size(*frames: Tensor) -> tuple[int, int]:  # [C, H, W] each, in the host's memory
     """Return height and width of the picture between the bars that frames of one size have in common."""
-    bars, (height, width) = find_bars_of_frames(*frames) or Bars(), frames[0].shape[-2:]
+    bars, (height, width) = find_common_bars_of_frames(*frames) or Bars(), frames[0].shape[-2:]
     return height - bars.top - bars.bottom, width - bars.left - bars.right
 
 
-def find_bars(size: Sequence[int], frame_lines: Sequence[tuple[ConstantLines, ...]]) -> Bars | None:
+def find_common_bars(size: Sequence[int], lines_of_frames: Sequence[tuple[ConstantLines, ...]]) -> Bars | None:
     """Return the bars that frames of one size have in common; None if there are none.
 
     A bar has the same colour in all frames and ends along a straight edge, at the same line in all frames that show it.
@@ -106,11 +106,11 @@ def find_bars(size: Sequence[int], frame_lines: Sequence[tuple[ConstantLines, ..
 
     Args:
         size: height and width.
-        frame_lines: :func:`measure_constant_lines` of each frame.
+        lines_of_frames: :func:`measure_constant_lines_per_side` of each frame.
     """
-    if not all(frame_lines):
+    if not all(lines_of_frames):
         return None
-    bars = Bars(*map(_count_common_bar_lines, zip(*frame_lines, strict=True)))
+    bars = Bars(*map(_count_common_bar_lines, zip(*lines_of_frames, strict=True)))
     height, width = size[0] - bars.top - bars.bottom, size[1] - bars.left - bars.right
     return bars if any(bars) and min(height, width) >= _MIN_PICTURE else None
 
@@ -146,7 +146,7 @@ def _measure_constant_lines_at_side(planes: NDArray[Any], side: _Side, full_line
     ``full_line_length`` is the length of the frame's lines, of which ``planes`` may hold a part.
     """
     count, low, high = 0, np.full(len(planes), np.inf, np.float32), np.full(len(planes), -np.inf, np.float32)
-    for start, end in _iterate_growing_blocks(planes.shape[side.axis]):
+    for start, end in _iterate_growing_line_ranges(planes.shape[side.axis]):
         block = side.take_float_lines_in_memory_order(planes, start, end)
         lows, highs = (
             side.order_lines_inwards(values, 1) for values in (block.min(side.pixel_axis), block.max(side.pixel_axis))
@@ -159,11 +159,11 @@ def _measure_constant_lines_at_side(planes: NDArray[Any], side: _Side, full_line
             count, low, high = start + added, lows[:, added - 1], highs[:, added - 1]
         if added < len(is_constant):
             break
-    edge = None if count == 0 else _find_edge_behind_bar(planes, side, count, (low + high) / 2, full_line_length)
+    edge = None if count == 0 else _find_picture_start_or_none(planes, side, count, (low + high) / 2, full_line_length)
     return ConstantLines(count, edge, low, high)
 
 
-def _find_edge_behind_bar(
+def _find_picture_start_or_none(
     planes: NDArray[Any], side: _Side, bar_line_count: int, bar_color: NDArray[Any], full_line_length: int
 ) -> int | None:
     """Return the line behind those of a bar at which the picture begins; None without a sharp edge."""
@@ -184,11 +184,11 @@ def _find_edge_behind_bar(
     return bar_line_count + blurred + 1 if is_mixed else None  # the next line is mixed, too
 
 
-def _iterate_growing_blocks(count: int) -> Iterator[tuple[int, int]]:
+def _iterate_growing_line_ranges(line_count: int) -> Iterator[tuple[int, int]]:
     """Yield blocks of lines that become longer: nearly all frames differ in the first line."""
     start, length = 0, 1
-    while start < count:
-        yield start, min(start + length, count)
+    while start < line_count:
+        yield start, min(start + length, line_count)
         start, length = start + length, min(4 * length, 256)
 
 

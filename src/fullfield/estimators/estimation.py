@@ -24,7 +24,7 @@ from fullfield.estimators._devices import (
 )
 from fullfield.estimators._frames import Frame, FrameBatches, read_pairs_and_find_bars
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
-from fullfield.estimators.bars import find_bars_of_frames
+from fullfield.estimators.bars import find_common_bars_of_frames
 from fullfield.estimators.flow import Flow
 from fullfield.estimators.protocol import (
     Estimator,
@@ -100,11 +100,11 @@ def build_estimator(
     config = config.replace(**parameters) if parameters else config
     if isinstance(entry, CustomMethod):  # it may keep a state, such as the flow before
         return entry.build_estimator(name, config, backend)
-    return _build_cached_estimator(name, config, backend)
+    return _get_or_build_cached_estimator(name, config, backend)
 
 
 @lru_cache(maxsize=2)
-def _build_cached_estimator(name: str, config: Config, backend: str | None) -> Estimator:
+def _get_or_build_cached_estimator(name: str, config: Config, backend: str | None) -> Estimator:
     """Return one of the last two estimators if it is the same, so that a loop does not prepare it every time."""
     return get_method(name).build_estimator(name, config, backend)
 
@@ -114,8 +114,8 @@ def release_memory() -> None:
 
     Estimators that you built yourself keep their own; see their method of the same name.
     """
-    _build_cached_estimator.cache_clear()
-    SHARED_REFINERS.release_all()
+    _get_or_build_cached_estimator.cache_clear()
+    SHARED_REFINERS.release_idle_solvers()
 
 
 def build_or_check_estimator(
@@ -236,17 +236,17 @@ def estimate(
     reading = _select_non_default_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_torch_threads(threads):
         # Choose the device, read the frames onto it and check that they fit together; read where the flow starts.
-        target = _choose_and_check_device(device, (frame1, frame2))
+        target = _choose_device_and_check_process(device, (frame1, frame2))
         names = ("frame1", "frame2")
         defers = _may_defer_value_check(estimator, target, initial_flow, progress)
         pairs = read_pairs_and_find_bars(
             [frame1], [frame2], names, transfer, target, color_order, defers_value_check=defers, **reading
         )
-        start = None if initial_flow is None else _load_and_stack_initial_flows([initial_flow], pairs.frames[0])
+        start = None if initial_flow is None else _load_stack_and_check_initial_flows([initial_flow], pairs.frames[0])
         frame_window = _read_window_if_exr(frame1, reading)
 
         # Estimate the flow, refine it, judge it and return it.
-        return _estimate_and_refine_pairs(estimator, pairs, start, refine, reliability, progress, frame_window)[0]
+        return _estimate_flows_and_check_values(estimator, pairs, start, refine, reliability, progress, frame_window)[0]
 
 
 def estimate_batch(
@@ -328,14 +328,14 @@ def estimate_batch(
     tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
     reading = _select_non_default_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_torch_threads(threads):
-        target = _choose_and_check_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
+        target = _choose_device_and_check_process(device, (*tensors, *(frame for frames in listed for frame in frames)))
         names = ("frames1", "frames2")
         defers = _may_defer_value_check(estimator, target, initial_flow, progress)
         pairs = read_pairs_and_find_bars(
             frames1, frames2, names, transfer, target, color_order, defers_value_check=defers, **reading
         )
-        start = None if initial_flow is None else _load_and_stack_initial_flows(initial_flow, pairs.frames[0])
-        return _estimate_and_refine_pairs(estimator, pairs, start, refine, reliability, progress)
+        start = None if initial_flow is None else _load_stack_and_check_initial_flows(initial_flow, pairs.frames[0])
+        return _estimate_flows_and_check_values(estimator, pairs, start, refine, reliability, progress)
 
 
 def estimate_tensors(
@@ -356,18 +356,18 @@ def estimate_tensors(
     ``valid1`` and ``valid2``, bool [H, W], say where the frames are known; elsewhere they are filled. Bars are looked
     for in frames in the host's memory.
     """
-    target = _choose_and_check_device(device, ())
+    target = _choose_device_and_check_process(device, ())
     size = f"{frame1.shape[-1]}×{frame1.shape[-2]}"
     _check.require(frame1[0].numel() > 1, "frame1", "more than one pixel", size)
     first, second = (to_device(frame, target)[None] for frame in (frame1, frame2))
     channels = max(first.shape[1], second.shape[1])
     pair = first.expand(-1, channels, -1, -1), second.expand(-1, channels, -1, -1)
-    start = None if initial_flow is None else _load_and_stack_initial_flows([initial_flow], first)
+    start = None if initial_flow is None else _load_stack_and_check_initial_flows([initial_flow], first)
     masks = (None if valid is None else to_device(valid, target)[None] for valid in (valid1, valid2))
     is_on_host = frame1.device.type == frame2.device.type == "cpu"
-    bars = find_bars_of_frames(frame1, frame2) if is_on_host else None
+    bars = find_common_bars_of_frames(frame1, frame2) if is_on_host else None
     pairs = FrameBatches(pair, (next(masks), next(masks)), bars)
-    return _estimate_and_refine_pairs(estimator, pairs, start, refine, reliability, progress)[0]
+    return _estimate_flows_and_check_values(estimator, pairs, start, refine, reliability, progress)[0]
 
 
 def _select_non_default_reading_options(**options: Any) -> dict[str, Any]:
@@ -375,7 +375,7 @@ def _select_non_default_reading_options(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value != _READING_DEFAULTS[name]}
 
 
-def _choose_and_check_device(device: str | torch.device, frames: Sequence[object]) -> torch.device:
+def _choose_device_and_check_process(device: str | torch.device, frames: Sequence[object]) -> torch.device:
     """Return the device to compute on, once it is known that this process can compute there."""
     if torch.get_default_device().type == "meta":
         raise InputError("device: expected a device that holds values, got a torch.device('meta') context")
@@ -396,7 +396,7 @@ def _may_defer_value_check(
     return device.type == "cuda" and nothing_precedes and may_receive_unchecked_frames(estimator)
 
 
-def _estimate_and_refine_pairs(
+def _estimate_flows_and_check_values(
     estimator: Estimator,
     pairs: FrameBatches,  # on the device to compute on
     initial_flow: Tensor | None,  # [B, 2, H, W] on that device
@@ -407,19 +407,19 @@ def _estimate_and_refine_pairs(
 ) -> list[Flow]:
     """Estimate the flow of pairs that were read, refine it and judge it; a bad frame is the first error."""
     try:
-        flows = _estimate_and_refine_unchecked_pairs(
+        flows = _estimate_flows_without_value_check(
             estimator, pairs, initial_flow, refine, reliability, progress, window
         )
     except Exception:
         if pairs.value_check is not None:
-            pairs.value_check.raise_or_warn()
+            pairs.value_check.raise_or_warn_if_out_of_range()
         raise
     if pairs.value_check is not None:
-        pairs.value_check.raise_or_warn()
+        pairs.value_check.raise_or_warn_if_out_of_range()
     return flows
 
 
-def _estimate_and_refine_unchecked_pairs(
+def _estimate_flows_without_value_check(
     estimator: Estimator,
     pairs: FrameBatches,
     initial_flow: Tensor | None,
@@ -428,7 +428,7 @@ def _estimate_and_refine_unchecked_pairs(
     progress: Progress | None,
     window: FrameWindow | None,
 ) -> list[Flow]:
-    """Do as :func:`_estimate_and_refine_pairs` does, but leave the check of the frames' values to it."""
+    """Do as :func:`_estimate_flows_and_check_values` does, but leave the check of the frames' values to it."""
     for name, value in (("refine", refine), ("reliability", reliability)):
         _check.require(isinstance(value, bool), name, "True or False", value)
     started_at = time.perf_counter()
@@ -517,9 +517,9 @@ def _check_flow_and_convert_to_float32(flow: Tensor, estimator: Estimator, frame
     return _check.check_tensor(flow, f"the flow of {estimator.method}", shape).to(frame1.device, torch.float32)
 
 
-def _check_finite_flow(flow: Tensor, extremes: Tensor, estimator: Estimator) -> None:
-    """Raise a SetupError if a flow [B, 2, H, W], whose lowest and highest value are ``extremes``, is not finite."""
-    if np.isfinite(extremes.tolist()).all():  # the extremes of values with NaN are NaN
+def _check_finite_flow(flow: Tensor, min_and_max: Tensor, estimator: Estimator) -> None:
+    """Raise a SetupError if a flow [B, 2, H, W], whose lowest and highest value are ``min_and_max``, is not finite."""
+    if np.isfinite(min_and_max.tolist()).all():  # the extremes of values with NaN are NaN
         return
     lost = int((~flow.isfinite()).any(1).sum())
     half = str(estimator.parameters.get("precision")) in _HALF
@@ -546,7 +546,7 @@ def _read_window_if_exr(frame: object, reading: dict[str, Any]) -> FrameWindow |
     return window._replace(data=resolve_window_to_box(reading.get("window", "display"), window.data, window.display))
 
 
-def _load_and_stack_initial_flows(flows: Tensor | Sequence[Flow | Frame], frames: Tensor) -> Tensor:
+def _load_stack_and_check_initial_flows(flows: Tensor | Sequence[Flow | Frame], frames: Tensor) -> Tensor:
     """Return initial flows as one checked tensor [B, 2, H, W] on the device of ``frames`` [B, C, H, W]."""
     batch, _, height, width = frames.shape
     if not isinstance(flows, Tensor):

@@ -39,7 +39,7 @@ class OneItemBuffer(Generic[Item]):
     """Buffer of one item between a producing and a consuming thread.
 
     A new item replaces one that was not taken, which counts as dropped; with ``wait_until_taken``,
-    :meth:`put_item_unless_closed` waits instead.
+    :meth:`put_or_replace_item_unless_closed` waits instead.
     """
 
     def __init__(self, *, wait_until_taken: bool = False) -> None:
@@ -50,7 +50,7 @@ class OneItemBuffer(Generic[Item]):
         self._error: BaseException | None = None
         self.dropped = 0
 
-    def put_item_unless_closed(self, item: Item) -> bool:
+    def put_or_replace_item_unless_closed(self, item: Item) -> bool:
         """Put an item in; return False once the slot is closed."""
         with self._changed:
             while self._wait_until_taken and self._item is not None and not self._closed:
@@ -82,7 +82,7 @@ class OneItemBuffer(Generic[Item]):
             self._changed.notify_all()
 
 
-def iterate_frames_at_rate(
+def iterate_frames_waiting_until_due(
     frames: Iterable[VideoFrame],
     clock: Callable[[], float],
     sleep: Callable[[float], None],
@@ -162,7 +162,7 @@ class LiveStatistics:
         return self.flows / (self._span[1] - self._span[0])
 
     @property
-    def estimated_missing_frames(self) -> int:
+    def estimated_missing_frame_count(self) -> int:
         """Number of frames that never arrived, by time stamps that are several usual intervals apart.
 
         The source's decoder, driver or network lost them, or its rate varies.
@@ -182,14 +182,16 @@ class LiveStatistics:
             "flows": self.flows,
             "dropped": self.dropped,
             "decoded_late": self.late,
-            "missing": self.estimated_missing_frames,
+            "missing": self.estimated_missing_frame_count,
             "flows_per_second": self.flows_per_second,
             "latency_s": persistent.summarize_times(self.latencies)._asdict() if self.latencies else None,
             "computing_s": persistent.summarize_times(self.computing)._asdict() if self.computing else None,
         }
 
 
-def capture_pairs(frames: Iterable[CapturedFrame], pairs: OneItemBuffer[FramePair], statistics: LiveStatistics) -> None:
+def capture_pairs(
+    frames: Iterable[CapturedFrame], pair_buffer: OneItemBuffer[FramePair], statistics: LiveStatistics
+) -> None:
     """Put pairs into the slot until the frames end or it is closed; the body of a thread.
 
     Errors of the source are raised by :meth:`OneItemBuffer.wait_and_take_item`.
@@ -198,13 +200,13 @@ def capture_pairs(frames: Iterable[CapturedFrame], pairs: OneItemBuffer[FramePai
     try:
         for frame in frames:
             statistics.record_captured_frame(frame)
-            if before is not None and not pairs.put_item_unless_closed(FramePair(before, frame)):
+            if before is not None and not pair_buffer.put_or_replace_item_unless_closed(FramePair(before, frame)):
                 break
-            before, statistics.dropped = frame, pairs.dropped
+            before, statistics.dropped = frame, pair_buffer.dropped
     except Exception as error:  # noqa: BLE001 - raised again by take
-        pairs.close(error)
+        pair_buffer.close(error)
     finally:
-        pairs.close()
+        pair_buffer.close()
 
 
 class PairFlow(NamedTuple):
@@ -214,28 +216,30 @@ class PairFlow(NamedTuple):
     flow: Any
 
 
-def compute_newest_pairs(
-    pairs: OneItemBuffer[FramePair],
-    compute: Callable[[FramePair], Any],
-    results: OneItemBuffer[PairFlow],
+def compute_flows_of_newest_pairs(
+    pair_buffer: OneItemBuffer[FramePair],
+    compute_flow: Callable[[FramePair], Any],
+    result_buffer: OneItemBuffer[PairFlow],
     statistics: LiveStatistics,
     clock: Callable[[], float],
     max_flows: int | None = None,
 ) -> None:
     """Compute the flow of the newest pair until the pairs end, the results are closed or there are ``max_flows`` flows.
 
-    ``compute`` returns when the flow is complete. Errors are raised by :meth:`OneItemBuffer.wait_and_take_item` of the
-    results.
+    ``compute_flow`` returns when the flow is complete. Errors are raised by
+    :meth:`OneItemBuffer.wait_and_take_item` of the results.
     """
     try:
-        while (max_flows is None or statistics.flows < max_flows) and (pair := pairs.wait_and_take_item()) is not None:
+        while (max_flows is None or statistics.flows < max_flows) and (
+            pair := pair_buffer.wait_and_take_item()
+        ) is not None:
             started_s = clock()
-            flow = compute(pair)
+            flow = compute_flow(pair)
             statistics.record_computed_flow(pair, started_s, clock())
-            if not results.put_item_unless_closed(PairFlow(pair, flow)):
+            if not result_buffer.put_or_replace_item_unless_closed(PairFlow(pair, flow)):
                 break
     except Exception as error:  # noqa: BLE001 - raised again by take
-        results.close(error)
+        result_buffer.close(error)
     finally:
-        pairs.close()
-        results.close()
+        pair_buffer.close()
+        result_buffer.close()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fullfield import _check
 from fullfield.estimators.estimation import build_or_check_estimator, estimate
-from fullfield.estimators.protocol import Estimator, release_estimator_memory
+from fullfield.estimators.protocol import Estimator, release_estimator_memory_if_supported
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.ops.devices import AUTO
 
@@ -74,4 +74,4 @@ class OpenCVFlow:
 
     def collectGarbage(self) -> None:
         """Release the memory that the estimator keeps between calls."""
-        release_estimator_memory(self.estimator)
+        release_estimator_memory_if_supported(self.estimator)

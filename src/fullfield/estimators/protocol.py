@@ -118,7 +118,7 @@ def get_requested_backend(estimator: Estimator) -> str | None:
     return backend
 
 
-def prepare_estimator(
+def prepare_estimator_if_supported(
     estimator: Estimator, device: str | torch.device, size: tuple[int, int] | None = None, **prepare_options: Any
 ) -> None:
     """Load and compile what the estimator runs on, if it has a method ``prepare``.
@@ -130,7 +130,7 @@ def prepare_estimator(
         prepare(device, *(() if size is None else (size,)), **prepare_options)
 
 
-def release_estimator_memory(estimator: Estimator) -> None:
+def release_estimator_memory_if_supported(estimator: Estimator) -> None:
     """Release what the estimator prepared, if it has a method ``release_memory``."""
     release_memory = getattr(estimator, "release_memory", None)
     if release_memory is not None:
@@ -210,8 +210,8 @@ class WrappingEstimator(BackendRequest):
         self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **prepare_options: Any
     ) -> None:
         """Prepare the wrapped estimator, if it can be prepared."""
-        prepare_estimator(self.estimator, device, size, **prepare_options)
+        prepare_estimator_if_supported(self.estimator, device, size, **prepare_options)
 
     def release_memory(self) -> None:
         """Release what the wrapped estimator prepared, if it can."""
-        release_estimator_memory(self.estimator)
+        release_estimator_memory_if_supported(self.estimator)

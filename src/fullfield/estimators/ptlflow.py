@@ -125,7 +125,7 @@ class PtlflowEstimator(LoadingEstimator):
         """
         del size
         with self._lock:
-            self._load_on_device_if_needed(
+            self._get_or_load_and_patch_model(
                 torch.empty(0, device=_check.resolve_available_device(device)).device, download_progress
             )
 
@@ -138,17 +138,17 @@ class PtlflowEstimator(LoadingEstimator):
         if initial_flow is not None:
             raise InputError(f"initial_flow: expected None, {self.method} takes no flow to start from")
         with self._lock, torch.no_grad():
-            model = self._load_on_device_if_needed(frame1.device)
+            model = self._get_or_load_and_patch_model(frame1.device)
             if progress is not None:
                 progress(0.0, self._name)
             frames = torch.stack((frame1, frame2), 1).float().expand(-1, -1, 3, -1, -1)
-            with _silence_ptlflow():
-                flow = self._run_model(model, frames.flip(2))  # ptlflow takes BGR
+            with _create_ptlflow_silencing_context():
+                flow = self._run_model_and_check_flow(model, frames.flip(2))  # ptlflow takes BGR
             if progress is not None:
                 progress(1.0, self._name)
         return flow.float().contiguous()
 
-    def _run_model(self, model: torch.nn.Module, images: Tensor) -> Tensor:
+    def _run_model_and_check_flow(self, model: torch.nn.Module, images: Tensor) -> Tensor:
         """Run the model, which pads and crops itself; some fail on frames whose coarsest level has no cell."""
         height, width = images.shape[-2:]
         try:
@@ -165,7 +165,7 @@ class PtlflowEstimator(LoadingEstimator):
             raise RuntimeError(f"{self.method} returned a flow {list(flow.shape)} for frames {list(images.shape)}")
         return flow
 
-    def _load_on_device_if_needed(
+    def _get_or_load_and_patch_model(
         self, device: torch.device, download_progress: DownloadProgress | None = None
     ) -> torch.nn.Module:
         if self._model is None:
@@ -183,9 +183,9 @@ class PtlflowEstimator(LoadingEstimator):
 
     def _load_model(self, download_progress: DownloadProgress | None) -> None:
         ptlflow = import_ptlflow()
-        name, path = self._find_or_download_weights(ptlflow, download_progress)
+        name, path = self._get_weights_name_and_downloaded_path(ptlflow, download_progress)
         try:
-            with torch.random.fork_rng(devices=[]), _silence_ptlflow():
+            with torch.random.fork_rng(devices=[]), _create_ptlflow_silencing_context():
                 torch.default_generator.manual_seed(_SEED)  # torch.manual_seed would set the GPUs' too
                 model = ptlflow.get_model(self._name)
         except (ImportError, ValueError) as error:  # ptlflow's parser turns what a constructor raises into ValueErrors
@@ -197,13 +197,13 @@ class PtlflowEstimator(LoadingEstimator):
         self._origin = {
             "weights": name,
             "weights_sha256": None if path is None else compute_sha256(path)[:_DIGITS],
-            "updates": self._set_updates_if_requested(model),
+            "updates": self._set_requested_updates_and_get_count(model),
             "patched": self._should_patch(model),
             "ptlflow": ptlflow.__version__,
         }
         self._model = model.eval()
 
-    def _find_or_download_weights(
+    def _get_weights_name_and_downloaded_path(
         self, ptlflow: Any, download_progress: DownloadProgress | None
     ) -> tuple[str, Path | None]:
         """Return the name of the weights and their file."""
@@ -223,7 +223,7 @@ class PtlflowEstimator(LoadingEstimator):
             return weights, path
         return weights, _download_unless_cached(urls[weights], download_progress)
 
-    def _set_updates_if_requested(self, model: torch.nn.Module) -> int | None:
+    def _set_requested_updates_and_get_count(self, model: torch.nn.Module) -> int | None:
         """Set the number of flow updates if one was requested, and return it."""
         name = next((n for n in _UPDATES if isinstance(getattr(model, n, None), int)), None)
         if self.config.updates is not None:
@@ -260,7 +260,7 @@ def _download_unless_cached(url: str, download_progress: DownloadProgress | None
 def import_ptlflow() -> Any:
     """Import ptlflow without its messages; SetupError if it is missing."""
     try:
-        with _silence_ptlflow():
+        with _create_ptlflow_silencing_context():
             import ptlflow
 
             return ptlflow
@@ -271,7 +271,7 @@ def import_ptlflow() -> Any:
         ) from None
 
 
-def _silence_ptlflow() -> AbstractContextManager[None]:
+def _create_ptlflow_silencing_context() -> AbstractContextManager[None]:
     from fullfield.integrations.forms import silence_output
 
     return silence_output()

@@ -132,7 +132,7 @@ class RefinedEstimator(WrappingEstimator):
 
     def release_memory(self) -> None:
         """Release the refinement's buffers, and what the wrapped estimator prepared."""
-        self._refiners.release_all()
+        self._refiners.release_idle_solvers()
         super().release_memory()
 
     @property

@@ -53,7 +53,7 @@ class TVL1Estimator(BackendRequest):
 
     def release_memory(self) -> None:
         """Release the solvers and their buffers."""
-        self._solvers.release_all()
+        self._solvers.release_idle_solvers()
 
     @property
     def parameters(self) -> Mapping[str, Any]:

@@ -19,7 +19,12 @@ from fullfield._check import InputError, NotEnoughMemoryError
 from fullfield._ledger.notes import check_entry_kinds
 from fullfield.datasets import KITTI2012, KITTI2015, FlowDataset, Sintel, Spring
 from fullfield.estimators import Estimator
-from fullfield.estimators.protocol import Progress, check_estimator, get_requested_backend, prepare_estimator
+from fullfield.estimators.protocol import (
+    Progress,
+    check_estimator,
+    get_requested_backend,
+    prepare_estimator_if_supported,
+)
 from fullfield.evaluation.finishing import PairScorer, PredictionFinisher
 from fullfield.evaluation.loading import DevicePairs, iterate_pairs_ahead
 from fullfield.evaluation.run import (
@@ -286,7 +291,7 @@ def evaluate(
     settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
     with record_memory_failure(estimator, dataset, folder, settings):
-        prepare_estimator(estimator, settings.torch_device)
+        prepare_estimator_if_supported(estimator, settings.torch_device)
     run = PredictionRun(folder, build_run_config(dataset, estimator, settings))
     has_truth = any(record.flow is not None for record in dataset.records)
     start_s = time.perf_counter()

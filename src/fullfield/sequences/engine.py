@@ -15,7 +15,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
-from fullfield.estimators.bars import Bars, ConstantLines, find_bars, measure_constant_lines
+from fullfield.estimators.bars import Bars, ConstantLines, find_common_bars, measure_constant_lines_per_side
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.refined import choose_refined_estimator_or_none
 from fullfield.io.files import describe_error
@@ -193,7 +193,7 @@ class ShotEngine:
                     else (plate.frame, plate.valid)
                 )
             )
-            lines = () if self._plates.uses_data_windows else measure_constant_lines(plate.frame)
+            lines = () if self._plates.uses_data_windows else measure_constant_lines_per_side(plate.frame)
         if self._device.type == "cuda" and not plate.frame.is_pinned():
             with self.stages.measure("pin"):
                 plate = copy_to_pinned_memory(plate)
@@ -342,7 +342,9 @@ class ShotEngine:
         pair = (min(first, second), max(first, second), self._get_pixel_grid_frame(grid_frame_number))
         if pair not in self._bars:
             size = self._get_frames_on_grid(first, second, grid_frame_number)[0].shape[-2:]
-            self._bars[pair] = find_bars(size, [self._get_constant_lines(n, grid_frame_number) for n in pair[:2]])
+            self._bars[pair] = find_common_bars(
+                size, [self._get_constant_lines(n, grid_frame_number) for n in pair[:2]]
+            )
         return self._bars[pair]
 
     def _get_constant_lines(self, number: int, grid_frame_number: int) -> tuple[ConstantLines, ...]:
@@ -484,7 +486,7 @@ class ShotEngine:
             )
             on_device = None if valid is None else valid.to(self._device)
             self._in_box[number, grid_frame_number] = _FrameInBox(
-                frame[None].to(self._device), on_device, measure_constant_lines(frame)
+                frame[None].to(self._device), on_device, measure_constant_lines_per_side(frame)
             )
         return self._in_box[number, grid_frame_number]
 

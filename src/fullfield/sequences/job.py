@@ -12,7 +12,7 @@ import torch
 from fullfield._ledger.versions import ChecksumCache
 from fullfield.estimators.cascaded import ReducedSizeEstimator
 from fullfield.estimators.estimation import build_estimator
-from fullfield.estimators.protocol import Estimator, prepare_estimator
+from fullfield.estimators.protocol import Estimator, prepare_estimator_if_supported
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.sequences.names import FrameFiles
@@ -30,7 +30,7 @@ def set_threads_and_prepare_estimator(
     estimator = build_estimator(method, config=config, backend=backend)
     if scale != "1":
         estimator = ReducedSizeEstimator(estimator, scale)
-    prepare_estimator(estimator, device)
+    prepare_estimator_if_supported(estimator, device)
     return estimator
 
 
