@@ -305,9 +305,9 @@ def _shot(path: Path) -> Any:
 
 
 def _weight(path: Path) -> Any:
-    from fullfield.models.state import read_state_dict
+    from fullfield.models.state import read_state_dict_and_name
 
-    state, _ = read_state_dict(path)
+    state, _ = read_state_dict_and_name(path)
     assert all(isinstance(value, torch.Tensor) for value in state.values())
     return state
 

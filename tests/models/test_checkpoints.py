@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fullfield import InputError
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig, load_weights
-from fullfield.models.state import load_state_into, read_state_dict, recognize_network_if_possible
+from fullfield.models.state import load_state_into, read_state_dict_and_name, recognize_network_if_possible
 from refusals import refuses
 
 Network = RAFT | SEARAFT
@@ -162,7 +162,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 def test_load_weights_reads_pytorch_files(tmp_path: Path, tensors: dict[str, Tensor], legacy: bool) -> None:
     path = tmp_path / "w.pth"
     torch.save(tensors, path, _use_new_zipfile_serialization=not legacy)
-    state, name = read_state_dict(path)
+    state, name = read_state_dict_and_name(path)
     assert name == str(path)
     assert same(state, tensors)
 
@@ -170,17 +170,17 @@ def test_load_weights_reads_pytorch_files(tmp_path: Path, tensors: dict[str, Ten
 def test_read_state_dict_keeps_tensor_names(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     path = tmp_path / "w.pth"
     save_file(tensors, path)
-    state, _ = read_state_dict(path)
+    state, _ = read_state_dict_and_name(path)
     assert state.keys() == tensors.keys()
     assert torch.equal(state["a.weight"], tensors["a.weight"])
     mixed = {"module.x": torch.zeros(1), **tensors}
-    assert same(read_state_dict(mixed)[0], mixed)
+    assert same(read_state_dict_and_name(mixed)[0], mixed)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
 def test_read_state_dict_removes_prefixes_and_wrappers(tensors: dict[str, Tensor], prefix: str) -> None:
     wrapped = {"epoch": 3, "state_dict": {prefix + key: value for key, value in tensors.items()}}
-    assert same(read_state_dict(wrapped)[0], tensors)  # type: ignore[arg-type]
+    assert same(read_state_dict_and_name(wrapped)[0], tensors)  # type: ignore[arg-type]
 
 
 class Evil:
@@ -191,16 +191,16 @@ class Evil:
 def test_read_state_dict_refuses_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a": torch.ones(1), "b": Evil()}, path)
-    refuses(r"w\.pth: expected plain weights, got a pickle that also holds code", read_state_dict, path)
+    refuses(r"w\.pth: expected plain weights, got a pickle that also holds code", read_state_dict_and_name, path)
     with (tmp_path / "p.pth").open("wb") as file:
         pickle.dump(Evil(), file, protocol=2)
-    refuses(r"p\.pth: ", read_state_dict, tmp_path / "p.pth")
+    refuses(r"p\.pth: ", read_state_dict_and_name, tmp_path / "p.pth")
     assert "opened" not in capsys.readouterr().out
     path = tmp_path / "program.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.script(nn.Linear(2, 2)).save(str(path))
-    refuses("TorchScript", read_state_dict, path)
+    refuses("TorchScript", read_state_dict_and_name, path)
 
 
 def test_read_state_dict_refuses_other_files(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
@@ -223,16 +223,16 @@ def test_read_state_dict_refuses_other_files(tmp_path: Path, tensors: dict[str, 
         path = tmp_path / name
         path.write_bytes(content)
         with pytest.raises(InputError) as caught:
-            read_state_dict(path)
+            read_state_dict_and_name(path)
         assert str(caught.value).startswith(f"{path}: ")
         assert "\n" not in str(caught.value)
-    refuses("a web page, not the weights", read_state_dict, tmp_path / "page")
-    refuses("a pointer of Git LFS", read_state_dict, tmp_path / "pointer")
+    refuses("a web page, not the weights", read_state_dict_and_name, tmp_path / "page")
+    refuses("a pointer of Git LFS", read_state_dict_and_name, tmp_path / "pointer")
     with pytest.raises(FileNotFoundError):
-        read_state_dict(tmp_path / "nothing")
+        read_state_dict_and_name(tmp_path / "nothing")
     for held_instead in ([1, 2], {}, {"a": 1}, {1: torch.ones(1)}):
         torch.save(held_instead, whole)
-        refuses("expected named tensors", read_state_dict, whole)
+        refuses("expected named tensors", read_state_dict_and_name, whole)
 
 
 def test_load_weights_names_truncated_file(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_read_state_dict_refuses_damaged_files(tmp_path: Path, tensors: dict[str
 
 def _refusal(path: Path) -> str | None:
     try:
-        read_state_dict(path)
+        read_state_dict_and_name(path)
     except InputError as error:
         return str(error)
     return None
@@ -336,14 +336,14 @@ def test_read_state_dict_refuses_unsupported_tensors(tmp_path: Path, odd: Tensor
     path = tmp_path / "w.pth"
     torch.save({"a.weight": odd}, path)
     for source in (path, {"a.weight": odd}):
-        caught = refuses(words, read_state_dict, source)
+        caught = refuses(words, read_state_dict_and_name, source)
         assert caught.endswith("at 'a.weight'")
 
 
 def test_read_state_dict_refuses_deep_wrappers(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save({"state_dict": torch.ones(1)}, path)
-    refuses("expected named tensors, got dict nested too deeply at 'wrapper'", read_state_dict, _deep())
+    refuses("expected named tensors, got dict nested too deeply at 'wrapper'", read_state_dict_and_name, _deep())
 
 
 def test_load_weights_refuses_integer_weights() -> None:

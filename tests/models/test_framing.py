@@ -10,8 +10,8 @@ from torch.nn import functional
 from fullfield.models.framing import (
     Padding,
     choose_padding,
-    normalize_frame,
     resample_flow_to_cells,
+    scale_frame_to_signed_unit_range,
 )
 from refusals import refuses
 
@@ -43,9 +43,11 @@ def test_normalize_frame_scales_uint8_and_float() -> None:
     assert choose_padding(15, 24).crop(field).shape == (1, 2, 15, 24)
     refuses("padding: expected one of sintel, kitti", choose_padding, 64, 64, "spring")
     whole = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 1, 1, 3)
-    torch.testing.assert_close(normalize_frame(whole), torch.tensor([-1.0, -0.6, 1.0]).view(1, 1, 1, 3))
-    torch.testing.assert_close(normalize_frame(whole), normalize_frame(whole / 255))
-    assert normalize_frame(whole, torch.float64).dtype == torch.float64
+    torch.testing.assert_close(
+        scale_frame_to_signed_unit_range(whole), torch.tensor([-1.0, -0.6, 1.0]).view(1, 1, 1, 3)
+    )
+    torch.testing.assert_close(scale_frame_to_signed_unit_range(whole), scale_frame_to_signed_unit_range(whole / 255))
+    assert scale_frame_to_signed_unit_range(whole, torch.float64).dtype == torch.float64
 
 
 def linear(height: int, width: int, frame: tuple[int, int]) -> Tensor:

@@ -23,8 +23,8 @@ from fullfield.models.weights import (
     WEIGHTS,
     WeightsEntry,
     build_random_model,
-    create_weights_folder,
     find_local_weights,
+    get_or_create_weights_folder,
 )
 from refusals import refuses
 
@@ -107,7 +107,7 @@ def test_fetch_weights_downloads_once(served: Path, cache: Path) -> None:
     one = entry(served, sha256=hashlib.sha256(served.read_bytes()).hexdigest())
     assert find_local_weights(one) is None
     path = fetch_weights(one, lambda done, _: told.append(done))
-    assert path == cache / "weights" / "mine.pth" == create_weights_folder() / "mine.pth"
+    assert path == cache / "weights" / "mine.pth" == get_or_create_weights_folder() / "mine.pth"
     assert told[-1] == served.stat().st_size
     served.unlink()
     assert fetch_weights(one) == path == find_local_weights(one)

@@ -76,7 +76,7 @@ class PairSize(NamedTuple):
 
 def _build_float32_lookup_request(architecture: NetworkArchitecture, size: PairSize) -> LookupRequest:
     """Return what a network in float32 requests of the correlation lookup for frames of this size."""
-    rows, columns = choose_padding(size.height, size.width).count_feature_cells(size.height, size.width)
+    rows, columns = choose_padding(size.height, size.width).count_feature_rows_and_columns(size.height, size.width)
     return LookupRequest(
         batch=size.batch,
         channels=architecture.matched_channels,

@@ -18,8 +18,8 @@ from fullfield.estimators._frames import check_frame_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowSettings
 from fullfield.estimators.protocol import LoadingEstimator, Progress
 from fullfield.models.downloads import DownloadError, DownloadProgress, compute_sha256, download_if_missing
-from fullfield.models.state import load_state_into, read_state_dict
-from fullfield.models.weights import create_weights_folder
+from fullfield.models.state import load_state_into, read_state_dict_and_name
+from fullfield.models.weights import get_or_create_weights_folder
 
 if TYPE_CHECKING:
     from fullfield.integrations import Handle
@@ -193,7 +193,7 @@ class PtlflowEstimator(LoadingEstimator):
         except OSError as error:
             raise OSError(f"{self.method}: its parts cannot be fetched: {error}") from None
         if path is not None:
-            load_state_into(model, read_state_dict(path)[0], str(path), f"ptlflow's {self._name}")
+            load_state_into(model, read_state_dict_and_name(path)[0], str(path), f"ptlflow's {self._name}")
         self._origin = {
             "weights": name,
             "weights_sha256": None if path is None else compute_sha256(path)[:_DIGITS],
@@ -247,7 +247,7 @@ class PtlflowEstimator(LoadingEstimator):
 
 def _download_unless_cached(url: str, download_progress: DownloadProgress | None) -> Path:
     file = url.rpartition("/")[2]
-    target = create_weights_folder() / file
+    target = get_or_create_weights_folder() / file
     if not target.is_file():
         match = _DIGEST.search(file)
         try:

@@ -37,7 +37,7 @@ def download_if_missing(
     *,
     sha256: str | None = None,
     progress: DownloadProgress | None = None,
-    timeout: float = 30.0,
+    timeout_s: float = 30.0,
 ) -> None:
     """Download ``url`` to ``target`` unless the file exists.
 
@@ -50,19 +50,19 @@ def download_if_missing(
         target: path of the file.
         sha256: the checksum in hexadecimal, or its first digits.
         progress: see :data:`DownloadProgress`.
-        timeout: seconds without a byte after which a connection counts as lost.
+        timeout_s: seconds without a byte after which a connection counts as lost.
 
     Raises:
         DownloadError: with the answer of the server or the network, or because the checksum differs.
         OSError: if the folder cannot be written.
     """
     partial_file = target.with_name(target.name + ".part")
-    with _lock_exclusively(target.with_name(f".{target.name}.lock")):
+    with _wait_for_and_hold_lock(target.with_name(f".{target.name}.lock")):
         if target.is_file():
             return
         for attempt in range(_ATTEMPTS):
             try:
-                _resume_download(url, partial_file, progress, timeout)
+                _start_or_resume_download(url, partial_file, progress, timeout_s)
                 break
             except _TransferInterrupted as cut:
                 if attempt == _ATTEMPTS - 1:
@@ -70,7 +70,7 @@ def download_if_missing(
         if sha256 is not None:
             checksum = compute_sha256(partial_file)
             if not checksum.startswith(sha256.lower()):
-                _delete_partial(partial_file)
+                _delete_partial_and_validator_files(partial_file)
                 raise DownloadError(f"{url}: expected the SHA-256 {sha256}, got {checksum}; nothing was kept")
         partial_file.replace(target)
         _get_validator_path(partial_file).unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def extract_zip_member_if_missing(archive: Path, member: str, target: Path, *, s
         OSError: if the folder cannot be written.
     """
     partial_file = target.with_name(target.name + ".part")
-    with _lock_exclusively(target.with_name(f".{target.name}.lock")):
+    with _wait_for_and_hold_lock(target.with_name(f".{target.name}.lock")):
         if target.is_file():
             return
         checksum = hashlib.sha256()
@@ -106,10 +106,10 @@ def extract_zip_member_if_missing(archive: Path, member: str, target: Path, *, s
         except KeyError:
             raise DownloadError(f"{archive}: expected {member} inside, it is not there") from None
         except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
-            _delete_partial(partial_file)
+            _delete_partial_and_validator_files(partial_file)
             raise DownloadError(f"{archive}: expected a zip file, cannot be read ({error})") from None
         if sha256 is not None and not checksum.hexdigest().startswith(sha256.lower()):
-            _delete_partial(partial_file)
+            _delete_partial_and_validator_files(partial_file)
             raise DownloadError(f"{archive}: expected {member} with the SHA-256 {sha256}, got {checksum.hexdigest()}")
         partial_file.replace(target)
 
@@ -123,7 +123,9 @@ def compute_sha256(path: Path) -> str:
     return checksum.hexdigest()
 
 
-def _resume_download(url: str, partial_file: Path, progress: DownloadProgress | None, timeout: float) -> None:
+def _start_or_resume_download(
+    url: str, partial_file: Path, progress: DownloadProgress | None, timeout_s: float
+) -> None:
     """Download what ``partial_file`` lacks of the file."""
     received_bytes = partial_file.stat().st_size if partial_file.is_file() else 0
     validator_path = _get_validator_path(partial_file)
@@ -132,7 +134,7 @@ def _resume_download(url: str, partial_file: Path, progress: DownloadProgress | 
     if received_bytes and validator:
         headers |= {"Range": f"bytes={received_bytes}-", "If-Range": validator}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout_s) as response:
             if url.startswith("https:") and not response.url.startswith("https:"):
                 raise DownloadError(f"{url}: the server sent us on to {response.url}, which is not encrypted")
             start, total = _check_range_and_get_start_and_size(response, received_bytes)
@@ -142,7 +144,7 @@ def _resume_download(url: str, partial_file: Path, progress: DownloadProgress | 
                 received_bytes = _copy_response_and_count_bytes(response, file, start, total, progress)
     except urllib.error.HTTPError as error:
         if error.code == 416:  # our part is longer than the file
-            _delete_partial(partial_file)
+            _delete_partial_and_validator_files(partial_file)
             raise _TransferInterrupted("the file on the server has changed") from None
         raise DownloadError(f"{url}: the server answered {error.code} {error.reason}") from None
     except urllib.error.URLError as error:
@@ -194,7 +196,7 @@ def _get_validator_path(partial_file: Path) -> Path:
     return partial_file.with_name(partial_file.name + ".tag")
 
 
-def _delete_partial(partial_file: Path) -> None:
+def _delete_partial_and_validator_files(partial_file: Path) -> None:
     partial_file.unlink(missing_ok=True)
     _get_validator_path(partial_file).unlink(missing_ok=True)
 
@@ -204,17 +206,17 @@ def _describe_error(error: object) -> str:
 
 
 @contextmanager
-def _lock_exclusively(lock: Path) -> Iterator[None]:
-    """Hold the file lock ``lock``, waiting for other holders. The system releases it when a process ends.
+def _wait_for_and_hold_lock(lock_path: Path) -> Iterator[None]:
+    """Hold the file lock ``lock_path``, waiting for other holders. The system releases it when a process ends.
 
     The empty file stays: if it were removed while a process waits for it, two could hold the lock.
     """
-    with lock.open("ab") as file:
-        _acquire_lock(file)
+    with lock_path.open("ab") as file:
+        _wait_and_lock_file(file)
         yield
 
 
-def _acquire_lock(file: IO[bytes]) -> None:
+def _wait_and_lock_file(file: IO[bytes]) -> None:
     if sys.platform == "win32":
         import msvcrt
         import time

@@ -183,9 +183,11 @@ def _list_dynamic_cell_dimensions(model: FlowNetwork) -> tuple[Any, Any]:
     return Dim("rows", min=min_side), Dim("columns", min=min_side)
 
 
-def _trace_program(module: nn.Module, inputs: tuple[Any, ...], sides: Sequence[Any] | None) -> ExportedProgram:
+def _trace_program(module: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Sequence[Any] | None) -> ExportedProgram:
     with _disable_gradients_and_silence_exporters():
-        return torch.export.export(module.eval(), inputs, dynamic_shapes=None if sides is None else tuple(sides))
+        return torch.export.export(
+            module.eval(), inputs, dynamic_shapes=None if dynamic_shapes is None else tuple(dynamic_shapes)
+        )
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class Padding(NamedTuple):
         height, width = field.shape[-2:]
         return field[..., self.top : height - self.bottom, self.left : width - self.right]
 
-    def count_feature_cells(self, height: int, width: int) -> tuple[int, int]:
+    def count_feature_rows_and_columns(self, height: int, width: int) -> tuple[int, int]:
         """Return rows and columns of the 1/8 grid of a padded frame of this size."""
         return (height + self.top + self.bottom) // STRIDE, (width + self.left + self.right) // STRIDE
 
@@ -78,7 +78,7 @@ def check_frames_and_get_size(
     return batch, height, width
 
 
-def normalize_frame(frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def scale_frame_to_signed_unit_range(frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Convert uint8 0 … 255 or floating 0 … 1 to −1 … 1, as RAFT and SEA-RAFT were trained."""
     values = frame.to(dtype)
     if frame.dtype == torch.uint8:
@@ -114,7 +114,7 @@ def create_coordinate_grid_like(field: Tensor) -> Tensor:
     return create_coordinate_grid(field.shape[0], field.shape[-2], field.shape[-1], field.device)
 
 
-def check_and_resample_initial_flow_if_any(
+def check_and_resample_flow_to_cells_if_any(
     initial_flow: Tensor | None, frame: Tensor, padding: Padding, name: str = "initial_flow"
 ) -> Tensor | None:
     """Check an initial flow of ``frame`` [B, C, H, W], and :func:`resample_flow_to_cells`; None stays None."""
@@ -145,7 +145,7 @@ def resample_flow_to_cells(
         raise _check.InputError(f"{name}: expected at least one cell, got {_check.describe_value(flow)}")
     flow = flow.to(torch.float32)
     own_height, own_width = flow.shape[-2:]
-    rows, columns = padding.count_feature_cells(height, width)
+    rows, columns = padding.count_feature_rows_and_columns(height, width)
     if (own_height, own_width, *padding) != (rows, columns, 0, 0, 0, 0):
         flow = _sample_at_cell_centers(flow, -2, rows, padding.top, own_height / height)
         flow = _sample_at_cell_centers(flow, -1, columns, padding.left, own_width / width)

@@ -16,7 +16,7 @@ from fullfield.models import framing
 from fullfield.models.state import (
     convert_torchvision_keys,
     load_state_into,
-    read_state_dict,
+    read_state_dict_and_name,
     recognize_network_if_possible,
     remove_shortcut_norm_aliases,
 )
@@ -77,7 +77,7 @@ class FlowNetwork(nn.Module):
                 the weights as they were.
             OSError: if the file cannot be read.
         """
-        state, name = read_state_dict(source)
+        state, name = read_state_dict_and_name(source)
         recognised = recognize_network_if_possible(state)
         if recognised is not None and recognised.startswith("torchvision"):
             state = convert_torchvision_keys(state)
@@ -97,7 +97,7 @@ class FlowNetwork(nn.Module):
                     setattr(module, behind, nn.Identity())
         self.to(memory_format=self.cpu_format)  # type: ignore[call-overload]
 
-    def find_convolutions_with_cancelled_bias(self) -> list[tuple[str, str]]:
+    def find_cancelled_biases_and_their_norms(self) -> list[tuple[str, str]]:
         """Return the names of convolutions whose biases a batch norm in training mode cancels, and of these norms."""
         names = []
         for prefix, module in self.named_modules():
@@ -108,13 +108,13 @@ class FlowNetwork(nn.Module):
         return names
 
     @torch.no_grad()
-    def fold_biases_into_norms(self, names: Sequence[tuple[str, str]]) -> None:
+    def fold_biases_into_norms(self, conv_and_norm_names: Sequence[tuple[str, str]]) -> None:
         """Move biases into the means of the norms behind them, and add none in training mode.
 
-        The network's results stay the same, but for rounding. ``names`` are the pairs of
-        :meth:`find_convolutions_with_cancelled_bias`.
+        The network's results stay the same, but for rounding. ``conv_and_norm_names`` are the pairs of
+        :meth:`find_cancelled_biases_and_their_norms`.
         """
-        for name, behind in names:
+        for name, behind in conv_and_norm_names:
             layer: Any = self.get_submodule(name)
             norm: Any = self.get_submodule(behind)
             if layer.bias is not None:
@@ -124,19 +124,19 @@ class FlowNetwork(nn.Module):
 
     def normalize_and_pad_frame(self, frame: Tensor, padding: framing.Padding) -> Tensor:
         """Return a frame with the values, size and dtype that the encoders take."""
-        return padding.pad(framing.normalize_frame(frame, self.fnet.conv1.weight.dtype))
+        return padding.pad(framing.scale_frame_to_signed_unit_range(frame, self.fnet.conv1.weight.dtype))
 
     def encode(self, frame1: Tensor, frame2: Tensor) -> EncodedFrames:
         """Return features, state and context of prepared frames [B, 3, 8h, 8w].
 
         Both frames go through the feature encoder in one pass, unless they are large.
         """
-        return EncodedFrames(*self._encode_features(frame1, frame2), *self._encode_context(frame1, frame2))
+        return EncodedFrames(*self._encode_features(frame1, frame2), *self._encode_state_and_context(frame1, frame2))
 
     def _encode_features(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         return framing.encode_frames(self.fnet, frame1, frame2)
 
-    def _encode_context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_state_and_context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
     def _check_and_resolve_call_arguments(
@@ -147,7 +147,7 @@ class FlowNetwork(nn.Module):
         count = self._resolve_update_count(updates)
         _check.check_number(count, "updates", integer=True, low=min_updates)
         padding = framing.choose_padding(height, width, self.config.padding)
-        return count, padding, framing.check_and_resample_initial_flow_if_any(initial_flow, frame1, padding)
+        return count, padding, framing.check_and_resample_flow_to_cells_if_any(initial_flow, frame1, padding)
 
     def _resolve_update_count(self, updates: int | None) -> int:
         return self.config.updates if updates is None else updates
@@ -167,7 +167,7 @@ class FlowNetwork(nn.Module):
         recorded = recorded or traced or torch.compiler.is_compiling()
         return config.updates if self.training or recorded else config.max_updates
 
-    def _encode_both_directions(
+    def _resolve_call_and_encode_both_directions(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -186,9 +186,9 @@ class FlowNetwork(nn.Module):
         count, padding, start = self._check_and_resolve_call_arguments(
             frame1, frame2, updates, initial_flow, min_updates=min_updates
         )
-        back = framing.check_and_resample_initial_flow_if_any(initial_backward, frame2, padding, "initial_backward")
+        back = framing.check_and_resample_flow_to_cells_if_any(initial_backward, frame2, padding, "initial_backward")
         one, two = self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
         fmap1, fmap2 = self._encode_features(one, two)
-        forward = EncodedFrames(fmap1, fmap2, *self._encode_context(one, two))
-        backward = EncodedFrames(fmap2, fmap1, *self._encode_context(two, one))
+        forward = EncodedFrames(fmap1, fmap2, *self._encode_state_and_context(one, two))
+        backward = EncodedFrames(fmap2, fmap1, *self._encode_state_and_context(two, one))
         return count, padding, [(forward, start), (backward, back)]

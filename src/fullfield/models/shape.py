@@ -36,7 +36,7 @@ class NetworkArchitecture(Config):
         """Channels of the features that the correlation compares."""
         raise NotImplementedError
 
-    def import_class(self, name: str) -> Any:
+    def import_class(self, attribute_name: str) -> Any:
         """Return the class that ``network`` or ``prepared`` names."""
-        module, _, kind = str(getattr(self, name)).partition(":")
+        module, _, kind = str(getattr(self, attribute_name)).partition(":")
         return getattr(import_module(module), kind)

@@ -59,7 +59,7 @@ _MASK = {"mask_predictor.convrelu.0": "mask.0", "mask_predictor.conv": "mask.2"}
 _BLOCK = re.compile(r"(?P<place>(?:layer\d\.\d\.)?)convnormrelu(?P<number>\d?)\.(?P<part>[01])")
 
 
-def read_state_dict(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[State, str]:
+def read_state_dict_and_name(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[State, str]:
     """Read the tensors of a ``.safetensors`` or PyTorch file, or of a state dict, onto the CPU.
 
     Prefixes of wrappers (``module.`` of DataParallel, ``_orig_mod.`` of torch.compile) are removed and wrappers such as
@@ -269,10 +269,10 @@ def _convert_torchvision_key(key: str, one_gru: bool) -> str:
     return key
 
 
-def _convert_torchvision_encoder_name(rest: str) -> str:
-    if rest == "conv":
+def _convert_torchvision_encoder_name(encoder_key: str) -> str:
+    if encoder_key == "conv":
         return "conv2"
-    block = _BLOCK.fullmatch(rest)
+    block = _BLOCK.fullmatch(encoder_key)
     if block is None:
-        return rest
+        return encoder_key
     return f"{block['place']}{'norm' if block['part'] == '1' else 'conv'}{block['number'] or '1'}"

@@ -316,9 +316,9 @@ def _find_download_url(entry: WeightsEntry) -> str | None:
     return None if repository is None else f"{repository}/raw/v{about['Version']}/weights/{entry.file}"
 
 
-def can_obtain_weights(name: str) -> bool:
+def can_obtain_weights(entry_name: str) -> bool:
     """Return whether the entry's file is on this machine, or where it can be downloaded is known."""
-    entry = get_weights_entry(name)
+    entry = get_weights_entry(entry_name)
     return find_local_weights(entry) is not None or _find_download_url(entry) is not None
 
 
@@ -336,7 +336,7 @@ def _is_owned_by_this_user_or_root(path: Path) -> bool:
     return not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0)
 
 
-def create_weights_folder() -> Path:
+def get_or_create_weights_folder() -> Path:
     """Return the folder for new files, created if necessary; OSError if none can be written."""
     tried = [parent / "weights" for parent in iterate_candidate_cache_folders()]
     for folder in tried:
@@ -361,7 +361,7 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     path = find_local_weights(entry)
     if path is not None:
         return path
-    folder = create_weights_folder()
+    folder = get_or_create_weights_folder()
     target = folder / entry.file
     address = _find_download_url(entry)
     if address is None and entry.in_repository:

@@ -20,7 +20,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.files import write_atomically
 from fullfield.models.downloads import DownloadProgress
-from fullfield.models.state import load_state_into, read_state_dict, recognize_network_if_possible
+from fullfield.models.state import load_state_into, read_state_dict_and_name, recognize_network_if_possible
 from fullfield.models.weights import WEIGHTS, fetch_weights
 from fullfield.ops import _launching
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
@@ -230,7 +230,7 @@ class LearnedDescriptor:
             OSError: if it cannot be read.
         """
         target_device = _check.resolve_available_device(device)
-        state, name = read_state_dict(path)
+        state, name = read_state_dict_and_name(path)
         stored = _read_safetensors_header_or_empty(Path(path)).get(_NAME)
         if stored is None:
             looks = recognize_network_if_possible(state)

@@ -162,7 +162,7 @@ def test_objective_limits_log_scale_of_sea_raft(scenes: Scenes) -> None:
         for flow, info in pairs:
             flow += 100.0  # far off: the wide scale decides the loss
             info[:, :2], info[:, 2:3] = 0.0, 9.0
-        model.coarse_predictions = None
+        model.compute_padding_and_coarse_predictions = None
         model.predictions_with_mixture = lambda *_, **__: pairs
         actual, _ = TrainingObjective(model, FlowTraining(updates=1))(
             batch.frame1, batch.frame2, batch.flow, batch.valid
@@ -697,14 +697,14 @@ def small_network() -> SEARAFT:
     """A SEA-RAFT whose convolutions in front of norms have biases."""
     torch.manual_seed(2)
     model = SEARAFT(SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 8, 16), channels=8)).train()
-    for name, _ in model.find_convolutions_with_cancelled_bias():
+    for name, _ in model.find_cancelled_biases_and_their_norms():
         torch.nn.init.normal_(model.get_parameter(f"{name}.bias"))
     return model
 
 
 def test_stepper_folds_biases_into_norms(scenes: Scenes) -> None:
     model, batch = small_network(), scenes.batch(0, 2)
-    names = [f"{name}.bias" for name, _ in model.find_convolutions_with_cancelled_bias()]
+    names = [f"{name}.bias" for name, _ in model.find_cancelled_biases_and_their_norms()]
     assert "fnet.conv1.bias" in names
     assert "cnet.layer2.0.downsample.0.bias" in names
     before = model.eval()(batch.frame1, batch.frame2)
@@ -721,7 +721,7 @@ def test_stepper_folds_biases_into_norms(scenes: Scenes) -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
     frozen = small_network()
     loop.freeze_batch_norm_statistics(frozen)
-    assert frozen.find_convolutions_with_cancelled_bias() == []
+    assert frozen.find_cancelled_biases_and_their_norms() == []
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # while PyTorch traces

@@ -65,9 +65,11 @@ class PreparedFlow:
         batch: int = 1,
         precision: str = "fast",
     ) -> None:
-        self._allocate_and_record(_build_shared_components(model, precision), height, width, batch)
+        self._allocate_buffers_and_record_graphs(_build_shared_components(model, precision), height, width, batch)
 
-    def _allocate_and_record(self, shared: _SharedComponents, height: int, width: int, batch: int) -> None:
+    def _allocate_buffers_and_record_graphs(
+        self, shared: _SharedComponents, height: int, width: int, batch: int
+    ) -> None:
         for name, value, low in (("height", height, 1), ("width", width, 1), ("batch", batch, 0)):
             _check.check_number(value, name, integer=True, low=low)
         self.model = shared.model
@@ -84,7 +86,7 @@ class PreparedFlow:
         self._fused = self._passes is not reference and self.batch > 0
         self._pool: Any = None
         with _disable_autograd_and_autocast(self.device):
-            cells = self.padding.count_feature_cells(*self.size)
+            cells = self.padding.count_feature_rows_and_columns(*self.size)
             self._grid = framing.create_coordinate_grid(self.batch, *cells, self.device).contiguous()
             self._cells = torch.zeros(
                 (self.batch, self._frame.height // 2 + 3, self._frame.width // 2 + 3, CELL_CHANNELS),
@@ -176,7 +178,8 @@ class PreparedFlow:
         with self._lock, _disable_autograd_and_autocast(self.device), self._in_order(self._iterate_tensors):
             named = zip(("initial_flow", "initial_backward"), initial_flows, strict=False)
             flows = [
-                framing.check_and_resample_initial_flow_if_any(flow, frame1, self.padding, name) for name, flow in named
+                framing.check_and_resample_flow_to_cells_if_any(flow, frame1, self.padding, name)
+                for name, flow in named
             ]
             starts = [None if flow is None else self._grid + flow for flow in flows]
             if self.batch == 0:
@@ -235,7 +238,7 @@ class PreparedFlow:
         if mask is None:
             return _upsample_flow_bilinearly(flow, self.padding, corners_aligned=True)
         if with_mixture:  # divided by what the up-sampling multiplies by
-            flow = torch.cat((flow, self._network.flow_head.predict_info(pair.state) / framing.STRIDE), 1)
+            flow = torch.cat((flow, self._network.flow_head.predict_mixture(pair.state) / framing.STRIDE), 1)
         channels, rows, columns = flow.shape[1:]
         hidden = mask.compute_hidden(pair.state)
         out = torch.empty((self.batch, channels, *self.size), device=self.device, dtype=torch.float32)
@@ -272,8 +275,8 @@ class _RecordedSteps:
         ]
         if owner._fused:
             functions = self._encode_pair, *self.steps
-            (self.encode, *self.steps), owner._pool = _record_cuda_graphs(
-                owner.device, functions, partial(self._run_all_steps, owner._upsample_flow), owner._pool
+            (self.encode, *self.steps), owner._pool = _warm_up_and_record_cuda_graphs(
+                owner.device, functions, partial(self._run_steps_to_warm_up, owner._upsample_flow), owner._pool
             )
 
     def _encode_pair(self) -> None:
@@ -285,18 +288,18 @@ class _RecordedSteps:
         ]
 
     def _update_direction(self, direction: int) -> None:
-        self._network.update_pair(self.pairs[direction], self.coords[direction])
+        self._network.update_pair_and_coords_(self.pairs[direction], self.coords[direction])
 
-    def _run_all_steps(self, finish: Callable[[Any, Tensor], Tensor]) -> None:
+    def _run_steps_to_warm_up(self, upsample: Callable[[Any, Tensor], Tensor]) -> None:
         self._encode_pair()
         for step in self.steps:
             step()
-        finish(self.pairs[0], self.coords[0])
+        upsample(self.pairs[0], self.coords[0])
         self.pairs = []
 
 
-def _record_cuda_graphs(
-    device: torch.device, functions: Sequence[Callable[[], None]], warm_up: Callable[[], None], pool: Any = None
+def _warm_up_and_record_cuda_graphs(
+    device: torch.device, functions: Sequence[Callable[[], None]], warm_up: Callable[[], None], memory_pool: Any = None
 ) -> tuple[list[Callable[[], None]], Any]:
     """Record ``functions`` as CUDA graphs in one memory pool after ``warm_up``, which compiles what they need."""
     with torch.cuda.device(device):
@@ -309,11 +312,11 @@ def _record_cuda_graphs(
         graphs = [torch.cuda.CUDAGraph() for _ in functions]
         for graph, function in zip(graphs, functions, strict=True):
             # Relaxed, because other threads may allocate meanwhile.
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="relaxed"):
+            with torch.cuda.graph(graph, pool=memory_pool, stream=stream, capture_error_mode="relaxed"):
                 function()
-            pool = graphs[0].pool() if pool is None else pool
+            memory_pool = graphs[0].pool() if memory_pool is None else memory_pool
         torch.cuda.current_stream().wait_stream(stream)
-    return [graph.replay for graph in graphs], pool
+    return [graph.replay for graph in graphs], memory_pool
 
 
 class PreparedFlowCache:
@@ -352,7 +355,7 @@ class PreparedFlowCache:
                 while len(self._by_size) >= self.sizes:
                     self._by_size.popitem(last=False)
                 prepared = PreparedFlow.__new__(PreparedFlow)
-                prepared._allocate_and_record(self._kit, height, width, batch)
+                prepared._allocate_buffers_and_record_graphs(self._kit, height, width, batch)
             self._by_size[key] = prepared
             return prepared
 
@@ -380,7 +383,7 @@ def _build_shared_components(model: FlowNetwork, precision: str) -> _SharedCompo
     _check.check_choice(precision, "precision", PRECISIONS)
     device = next(model.parameters()).device
     dtype = choose_cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
-    converter = WeightConverter(device, dtype, _choose_kernels(device, dtype, precision))
+    converter = WeightConverter(device, dtype, _choose_kernel_module(device, dtype, precision))
     with _disable_autograd_and_autocast(device):
         network: PreparedNetwork = model.config.import_class("prepared")(model, converter)
     odd = [count for count in network.channels if count % LANE]
@@ -392,7 +395,7 @@ def _build_shared_components(model: FlowNetwork, precision: str) -> _SharedCompo
     return _SharedComponents(model, converter, network)
 
 
-def _choose_kernels(device: torch.device, dtype: torch.dtype, precision: str) -> Any:
+def _choose_kernel_module(device: torch.device, dtype: torch.dtype, precision: str) -> Any:
     if dtype == torch.float32 or device.type == "cpu":
         return reference
     from fullfield.ops import _launching

@@ -56,7 +56,7 @@ class WeightConverter:
         return values
 
 
-def fold_batch_norm(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
+def fold_batch_norm_into_weight_and_bias(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
     """Return weight and bias (float64) of a convolution with the batch norm in eval mode after it, if any."""
     weight = conv.weight.detach().double()
     bias = weight.new_zeros(weight.shape[0]) if conv.bias is None else conv.bias.detach().double()
@@ -72,14 +72,14 @@ def fold_batch_norm(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Te
     return weight * scale[:, None, None, None], bias * scale + shift
 
 
-def convert_stem_weight_to_cells(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
+def convert_stem_weight_to_cells(weight: Tensor, frame_indices: tuple[int, ...]) -> Tensor:
     """Convert a 7×7 convolution of stride 2 on frames to a 4×4 convolution on cells of 2×2 pixels.
 
-    ``weight`` is [C', 3 · len(frames), 7, 7]; ``frames`` names the frame of a cell that each group of three
+    ``weight`` is [C', 3 · len(frames), 7, 7]; ``frame_indices`` names the frame of a cell that each group of three
     channels reads. The result is [C', 32, 4, 4], zero for what is not read.
     """
     out = weight.new_zeros(weight.shape[0], CELL_CHANNELS, 4, 4)
-    for group, frame in enumerate(frames):
+    for group, frame in enumerate(frame_indices):
         for row in range(7):
             for column in range(7):
                 # Tap 3 is the pixel 2y, the first of cell y, which is tap 2 of the cells.
@@ -92,19 +92,19 @@ def convert_stem_weight_to_cells(weight: Tensor, frames: tuple[int, ...]) -> Ten
     return out
 
 
-def pad_weight(weight: Tensor, outputs: int, inputs: int | None = None) -> Tensor:
-    """Pad [C', C, ...] with zero filters up to ``outputs`` and zero channels up to ``inputs``."""
-    channels = 0 if inputs is None else inputs - weight.shape[1]
-    return functional.pad(weight, [0, 0] * (weight.ndim - 2) + [0, channels, 0, outputs - len(weight)])
+def zero_pad_weight(weight: Tensor, output_count: int, input_count: int | None = None) -> Tensor:
+    """Pad [C', C, ...] with zero filters up to ``output_count`` and zero channels up to ``input_count``."""
+    channels = 0 if input_count is None else input_count - weight.shape[1]
+    return functional.pad(weight, [0, 0] * (weight.ndim - 2) + [0, channels, 0, output_count - len(weight)])
 
 
-def convert_weight_to_taps(weight: Tensor) -> Tensor:
+def convert_3x3_weight_to_taps(weight: Tensor) -> Tensor:
     """Convert a 3×3 convolution [2, C, 3, 3] to products of single pixels [24, C].
 
     Rows are ordered by kernel row, kernel column and output, slow to fast, and end with zeros.
     """
     flat = weight.permute(2, 3, 0, 1).reshape(18, weight.shape[1])
-    return pad_weight(flat, round_up_channel_count(18))
+    return zero_pad_weight(flat, round_up_channel_count(18))
 
 
 _SIDE = 7  # of the windows of the flow
@@ -143,7 +143,7 @@ def _prepare_convolution(converter: WeightConverter, conv: nn.Conv2d, norm: nn.M
     if isinstance(norm, nn.InstanceNorm2d):
         # A bias would be part of the mean that the norm subtracts.
         epsilon, norm = norm.eps, None
-    weight, bias = fold_batch_norm(conv, norm)
+    weight, bias = fold_batch_norm_into_weight_and_bias(conv, norm)
     stride, padding = conv.stride[0], (int(conv.padding[0]), int(conv.padding[1]))
     return _PreparedConvolution(
         converter.convert_conv_weight(weight),
@@ -196,7 +196,7 @@ class PreparedEncoder:
         module: Any = encoder
         norm = _list_norms(module)[0]
         first = _prepare_convolution(converter, module.conv1, norm)
-        weight, _ = fold_batch_norm(module.conv1, None if first.epsilon is not None else norm)
+        weight, _ = fold_batch_norm_into_weight_and_bias(module.conv1, None if first.epsilon is not None else norm)
         self.stems = [
             replace(
                 first,
@@ -209,7 +209,7 @@ class PreparedEncoder:
         layers = (module.layer1, module.layer2, module.layer3)
         self.blocks = [_PreparedResidualBlock(converter, block) for layer in layers for block in layer]
         last = module.conv2 if hasattr(module, "conv2") else module.final_conv
-        weight, bias = fold_batch_norm(last, None)
+        weight, bias = fold_batch_norm_into_weight_and_bias(last, None)
         self.weight, self.bias = converter.convert_linear_weight(weight.flatten(1)), converter.convert_bias(bias)
         convs = [conv for block in self.blocks for conv in block.convs]
         self.channels = [*(c.weight.shape[0] for c in convs), *self.weight.shape]
@@ -243,24 +243,24 @@ class PreparedMotionEncoder:
     def __init__(self, converter: WeightConverter, encoder: nn.Module) -> None:
         self.passes = converter.passes
         module: Any = encoder
-        weight, bias = fold_batch_norm(module.convc1, None)
+        weight, bias = fold_batch_norm_into_weight_and_bias(module.convc1, None)
         self.first = converter.convert_linear_weight(weight.flatten(1)), converter.convert_bias(bias)
         self.second = None
         if module.convc2 is not None:
-            weight, bias = fold_batch_norm(module.convc2, None)
+            weight, bias = fold_batch_norm_into_weight_and_bias(module.convc2, None)
             self.second = converter.convert_conv_weight(weight), converter.convert_to_float32(bias)
-        weight, bias = fold_batch_norm(module.convf1, None)
+        weight, bias = fold_batch_norm_into_weight_and_bias(module.convf1, None)
         windows = weight.permute(0, 2, 3, 1).flatten(1)
         self.windows = round_up_channel_count(windows.shape[1])
-        rows = converter.convert_linear_weight(pad_weight(windows, len(windows), self.windows))
+        rows = converter.convert_linear_weight(zero_pad_weight(windows, len(windows), self.windows))
         self.flow_first = rows, converter.convert_bias(bias)
-        weight, bias = fold_batch_norm(module.convf2, None)
+        weight, bias = fold_batch_norm_into_weight_and_bias(module.convf2, None)
         self.flow_second = converter.convert_conv_weight(weight), converter.convert_to_float32(bias)
-        weight, bias = fold_batch_norm(module.conv, None)
+        weight, bias = fold_batch_norm_into_weight_and_bias(module.conv, None)
         self.flow_channel = len(weight)
         self.channels = round_up_channel_count(len(weight) + 2)
         self.joint = (
-            converter.convert_conv_weight(pad_weight(weight, self.channels)),
+            converter.convert_conv_weight(zero_pad_weight(weight, self.channels)),
             converter.convert_to_float32(functional.pad(bias, (0, self.channels - len(bias)))),
         )
 
@@ -308,13 +308,13 @@ class PreparedHead:
         form: converter of the parameters.
         first: 3×3 convolution.
         last: weights [C', C] of a 1×1 convolution, or from
-        :func:`fullfield.models.prepared.shared.convert_weight_to_taps`.
+        :func:`fullfield.models.prepared.shared.convert_3x3_weight_to_taps`.
         bias: bias of the second convolution.
     """
 
     def __init__(self, converter: WeightConverter, first: nn.Conv2d, last: Tensor, bias: Tensor | None) -> None:
         self.passes = converter.passes
-        weight, offset = fold_batch_norm(first, None)
+        weight, offset = fold_batch_norm_into_weight_and_bias(first, None)
         self.first = converter.convert_conv_weight(weight), converter.convert_bias(offset)
         self.weight = converter.convert_linear_weight(last)
         self.bias = converter.convert_bias(last.new_zeros(len(last)) if bias is None else bias)
@@ -333,13 +333,13 @@ class PreparedFlowHead:
     """Head of the flow's step; channels of ``last`` after the first two describe the flow's error."""
 
     def __init__(self, converter: WeightConverter, first: nn.Conv2d, last: nn.Conv2d) -> None:
-        weight, bias = fold_batch_norm(last, None)
+        weight, bias = fold_batch_norm_into_weight_and_bias(last, None)
         self.passes = converter.passes
-        self.head = PreparedHead(converter, first, convert_weight_to_taps(weight[:2]), None)
+        self.head = PreparedHead(converter, first, convert_3x3_weight_to_taps(weight[:2]), None)
         self.bias = converter.convert_to_float32(bias[:2])
         self.others = [
             (
-                converter.convert_linear_weight(convert_weight_to_taps(weight[n : n + 2])),
+                converter.convert_linear_weight(convert_3x3_weight_to_taps(weight[n : n + 2])),
                 converter.convert_to_float32(bias[n : n + 2]),
             )
             for n in range(2, len(weight), 2)
@@ -351,7 +351,7 @@ class PreparedFlowHead:
             coords, self.head.project_hidden(self.head.compute_hidden(state)), self.bias
         )
 
-    def predict_info(self, state: Tensor) -> Tensor:
+    def predict_mixture(self, state: Tensor) -> Tensor:
         """Return the channels after the first two, [B, C', h, w] float32."""
         hidden = self.head.compute_hidden(state)
         batch, height, width, _ = hidden.shape
@@ -365,14 +365,15 @@ class PreparedFlowHead:
 def create_mask_head(converter: WeightConverter, head: nn.Module) -> PreparedHead:
     """Return the head that predicts the weights of the convex up-sampling, before their softmax."""
     module: Any = head
-    weight, bias = fold_batch_norm(module[2], None)
+    weight, bias = fold_batch_norm_into_weight_and_bias(module[2], None)
     return PreparedHead(converter, module[0], 0.25 * weight.flatten(1), 0.25 * bias)
 
 
 class PreparedNetwork:
     """Base of prepared networks: encoders, correlation lookup and motion features.
 
-    A network adds ``flow_head``, ``mask``, ``channels``, :meth:`encode_pair_and_init_coords` and :meth:`update_pair`.
+    A network adds ``flow_head``, ``mask``, ``channels``, :meth:`encode_pair_and_init_coords` and
+    :meth:`update_pair_and_coords_`.
 
     Args:
         model: the network whose weights are copied.
@@ -435,6 +436,6 @@ class PreparedNetwork:
         """
         raise NotImplementedError
 
-    def update_pair(self, pair: Any, coords: Tensor) -> None:
+    def update_pair_and_coords_(self, pair: Any, coords: Tensor) -> None:
         """Update ``coords`` and the state of ``pair``, the result of :meth:`encode_pair_and_init_coords`, in place."""
         raise NotImplementedError

@@ -128,7 +128,7 @@ def _apply_1x1_convolution(conv: nn.Conv2d, features: Tensor) -> Tensor:
     return functional.linear(features.permute(0, 2, 3, 1), conv.weight.flatten(1), conv.bias).permute(0, 3, 1, 2)
 
 
-def _update_gru_state(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:
+def _compute_next_gru_state(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:
     """Apply one step of a gated recurrent unit whose products are convolutions."""
     joint = torch.cat((net, x), 1)
     update = torch.sigmoid(convz(joint))
@@ -146,7 +146,7 @@ class SquareGRU(nn.Module):
 
     def forward(self, net: Tensor, x: Tensor) -> Tensor:
         """Return the next hidden state."""
-        return _update_gru_state(net, x, self.convz, self.convr, self.convq)
+        return _compute_next_gru_state(net, x, self.convz, self.convr, self.convq)
 
 
 class SeparableGRU(nn.Module):
@@ -163,8 +163,8 @@ class SeparableGRU(nn.Module):
 
     def forward(self, net: Tensor, x: Tensor) -> Tensor:
         """Return the next hidden state."""
-        net = _update_gru_state(net, x, self.convz1, self.convr1, self.convq1)
-        return _update_gru_state(net, x, self.convz2, self.convr2, self.convq2)
+        net = _compute_next_gru_state(net, x, self.convz1, self.convr1, self.convq1)
+        return _compute_next_gru_state(net, x, self.convz2, self.convr2, self.convq2)
 
 
 class FlowHead(nn.Module):
@@ -306,10 +306,12 @@ class RAFT(FlowNetwork):
         Arguments are as for :meth:`forward`, with at least one update; each direction has its own initial flow.
         """
         starts = initial_flow, initial_backward
-        number, padding, directions = self._encode_both_directions(frame1, frame2, updates, *starts, min_updates=1)
+        number, padding, directions = self._resolve_call_and_encode_both_directions(
+            frame1, frame2, updates, *starts, min_updates=1
+        )
         flows = []
         for encoded, start in directions:
-            *_, last = self._iterate_updates(encoded, start, number, padding, upsample_each=False)
+            *_, last = self._iterate_updated_flows(encoded, start, number, padding, upsample_each=False)
             flows.append(last)
         return flows[0], flows[1]
 
@@ -336,9 +338,9 @@ class RAFT(FlowNetwork):
         encoded = self.encode(
             self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
         )
-        yield from self._iterate_updates(encoded, start, number, padding, upsample_each=upsample_each)
+        yield from self._iterate_updated_flows(encoded, start, number, padding, upsample_each=upsample_each)
 
-    def _iterate_updates(
+    def _iterate_updated_flows(
         self,
         encoded: EncodedFrames,
         start: Tensor | None,
@@ -366,17 +368,17 @@ class RAFT(FlowNetwork):
                 waiting = []
 
     def _upsample_predictions(
-        self, coarse: Sequence[tuple[Tensor, Tensor]], padding: framing.Padding
+        self, flows_and_states: Sequence[tuple[Tensor, Tensor]], padding: framing.Padding
     ) -> Sequence[Tensor]:
         """Enlarge flows in cells with their hidden states to the frames' size, in one pass."""
-        flows, nets = zip(*coarse, strict=True)
-        if len(coarse) == 1:
+        flows, nets = zip(*flows_and_states, strict=True)
+        if len(flows_and_states) == 1:
             return [padding.crop(self.upsample(flows[0], self.predict_mask(nets[0])))]
         fine = padding.crop(self.upsample(torch.cat(flows), self.predict_mask(torch.cat(nets))))
         batch = len(flows[0])  # slices, which may be written to, as the pieces that chunk gives may not
-        return [fine[batch * number : batch * (number + 1)] for number in range(len(coarse))]
+        return [fine[batch * number : batch * (number + 1)] for number in range(len(flows_and_states))]
 
-    def _encode_context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - as in other networks
+    def _encode_state_and_context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - as in other networks
         joint = self.cnet(frame1)
         net, context = joint.split((self.config.hidden_channels, self.config.context_channels), 1)
         return torch.tanh(net), torch.relu(context)

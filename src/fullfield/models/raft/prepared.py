@@ -14,9 +14,9 @@ from fullfield.models.prepared.shared import (
     PreparedNetwork,
     WeightConverter,
     create_mask_head,
-    fold_batch_norm,
-    pad_weight,
+    fold_batch_norm_into_weight_and_bias,
     round_up_channel_count,
+    zero_pad_weight,
 )
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid
@@ -56,7 +56,7 @@ class _PreparedGRU:
 
     def __init__(self, converter: WeightConverter, convs: Sequence[nn.Conv2d], hidden: int, context: int) -> None:
         self.passes, self.hidden = converter.passes, hidden
-        weights, biases = zip(*(fold_batch_norm(conv, None) for conv in convs), strict=True)
+        weights, biases = zip(*(fold_batch_norm_into_weight_and_bias(conv, None) for conv in convs), strict=True)
         gates, candidate = torch.cat(weights[:2]), weights[2]
         self.transposed = gates.shape[3] == 1
         if self.transposed:
@@ -65,7 +65,9 @@ class _PreparedGRU:
         end = hidden + context
         without_context = [torch.cat((w[:, :hidden], w[:, end:]), 1) for w in (gates, candidate)]
         self.gates, self.candidate = (
-            converter.convert_conv_weight(pad_weight(w, len(w), hidden + round_up_channel_count(w.shape[1] - hidden)))
+            converter.convert_conv_weight(
+                zero_pad_weight(w, len(w), hidden + round_up_channel_count(w.shape[1] - hidden))
+            )
             for w in without_context
         )
         self.context_weights = [
@@ -73,14 +75,14 @@ class _PreparedGRU:
             for w, bias in ((gates, torch.cat(biases[:2])), (candidate, biases[2]))
         ]
 
-    def allocate_input(self, context: Tensor, motion: int) -> _GRUInput:
+    def create_input_and_convolve_context(self, context: Tensor, motion_channels: int) -> _GRUInput:
         """Return the input for a context [B, h, w, C] and a number of motion channels."""
         if self.transposed:
             context = context.transpose(1, 2).contiguous()
         gates, candidate = (
             self.passes.convolve(context, weight, bias, padding=self.padding) for weight, bias in self.context_weights
         )
-        joint = context.new_zeros((*context.shape[:3], self.hidden + motion))
+        joint = context.new_zeros((*context.shape[:3], self.hidden + motion_channels))
         return _GRUInput(joint, torch.zeros_like(joint), (gates, candidate), self.transposed)
 
     def __call__(self, memory: _GRUInput, to: Sequence[TargetSlice]) -> None:
@@ -131,12 +133,12 @@ class PreparedRAFT(PreparedNetwork):
         both = self.context(cells, direction)
         state = torch.tanh(both[..., :hidden])
         context = torch.relu(both[..., hidden:]).contiguous()
-        halves = [half.allocate_input(context, self.motion.channels) for half in self.halves]
+        halves = [half.create_input_and_convolve_context(context, self.motion.channels) for half in self.halves]
         halves[0].joint[..., :hidden] = state
         coords.copy_(grid)
         return RAFTPairState(lookup, halves, state, guard)
 
-    def update_pair(self, pair: RAFTPairState, coords: Tensor) -> None:
+    def update_pair_and_coords_(self, pair: RAFTPairState, coords: Tensor) -> None:
         """Update ``coords`` and the state in place."""
         hidden, memories = self.hidden, pair.halves
         seen = [TargetSlice(tensor[..., hidden:], m.transposed) for m in memories for tensor in (m.joint, m.reset)]

@@ -88,7 +88,7 @@ class ConvNeXtBlock(nn.Module):
         self.gamma = nn.Parameter(torch.full((inner,), 1e-6))
         self.final = nn.Conv2d(inner, outer, 1)
 
-    def merge_layers(self) -> MergedLayers:
+    def compute_merged_layers(self) -> MergedLayers:
         """Return the linear layers merged; with inner = 3 · outer they take 30 % fewer multiplications."""
         wide, narrow, final, gain, scale = (
             values.detach().double()
@@ -103,10 +103,10 @@ class ConvNeXtBlock(nn.Module):
         )
 
     def optimize_for_cpu(self) -> None:
-        """Use :meth:`merge_layers` layers in evaluation mode, also for weights that are loaded later."""
+        """Use :meth:`compute_merged_layers` layers in evaluation mode, also for weights that are loaded later."""
         module: Any = self
-        _merge_layers_after_loading(self, None)
-        module.register_load_state_dict_post_hook(_merge_layers_after_loading)
+        _store_merged_layers_as_buffers(self, None)
+        module.register_load_state_dict_post_hook(_store_merged_layers_as_buffers)
         self._optimized = True
 
     def forward(self, x: Tensor) -> Tensor:
@@ -134,9 +134,9 @@ def _convolve_depthwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
     return filtered if conv.bias is None else filtered + conv.bias.to(x.dtype)[:, None, None]
 
 
-def _merge_layers_after_loading(block: ConvNeXtBlock, _: object) -> None:
+def _store_merged_layers_as_buffers(block: ConvNeXtBlock, _: object) -> None:
     """Store the block's merged layers as buffers, which no state dict has."""
-    for name, layer in block.merge_layers()._asdict().items():
+    for name, layer in block.compute_merged_layers()._asdict().items():
         block.register_buffer(f"merged_{name}", layer.to(block.gamma), persistent=False)
 
 
@@ -226,7 +226,7 @@ class SEARAFT(FlowNetwork):
         Raises:
             InputError: naming the argument that does not fit.
         """
-        padding, states = self._encode_and_iterate_states(frame1, frame2, updates, initial_flow)
+        padding, states = self._encode_and_get_padding_and_states(frame1, frame2, updates, initial_flow)
         state = _get_last_state(states)
         return padding.crop(self.upsample(state.flow, self.predict_mask(state.net)))
 
@@ -238,8 +238,8 @@ class SEARAFT(FlowNetwork):
         The mixture's channels: logits of the two weights, logarithms of the two scales (in pixels), before they are
         limited. :func:`compute_expected_log_scale` turns them into an uncertainty.
         """
-        padding, states = self._encode_and_iterate_states(frame1, frame2, updates, initial_flow)
-        return self._upsample_state(_get_last_state(states), padding)
+        padding, states = self._encode_and_get_padding_and_states(frame1, frame2, updates, initial_flow)
+        return self._upsample_flow_and_mixture(_get_last_state(states), padding)
 
     def bidirectional_with_mixture(
         self,
@@ -256,12 +256,14 @@ class SEARAFT(FlowNetwork):
         number of updates of the backward flow, by default that of the forward flow.
         """
         starts = initial_flow, initial_backward
-        count, padding, directions = self._encode_both_directions(frame1, frame2, updates, *starts, min_updates=0)
+        count, padding, directions = self._resolve_call_and_encode_both_directions(
+            frame1, frame2, updates, *starts, min_updates=0
+        )
         ranges = [(count, self.get_max_updates(updates))] * 2
         if backward_updates is not None:
             ranges[1] = backward_updates, backward_updates
         forward, backward = (
-            self._upsample_state(_get_last_state(self._iterate_states(encoded, start, *numbers)), padding)
+            self._upsample_flow_and_mixture(_get_last_state(self._iterate_states(encoded, start, *numbers)), padding)
             for (encoded, start), numbers in zip(directions, ranges, strict=True)
         )
         return forward, backward
@@ -276,12 +278,12 @@ class SEARAFT(FlowNetwork):
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
         """Return :meth:`predictions`, each with its mixture as in :meth:`flow_with_mixture`."""
-        padding, states = self._encode_and_iterate_states(
+        padding, states = self._encode_and_get_padding_and_states(
             frame1, frame2, self._resolve_update_count(updates), initial_flow
         )
-        return [self._upsample_state(state, padding) for state in states]
+        return [self._upsample_flow_and_mixture(state, padding) for state in states]
 
-    def coarse_predictions(
+    def compute_padding_and_coarse_predictions(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[framing.Padding, list[tuple[Tensor, Tensor]]]:
         """Return the frames' padding and :meth:`predictions_with_mixture` before the convex up-sampling.
@@ -308,7 +310,9 @@ class SEARAFT(FlowNetwork):
         return padding, predictions
 
     def compile_stages(self, mode: str | None) -> None:
-        """Compile what :meth:`coarse_predictions` does before the updates, and an update, which serves any number.
+        """Compile the stages of :meth:`compute_padding_and_coarse_predictions`.
+
+        These are what comes before the updates, and one update, which serves any number.
 
         Args:
             mode: mode of ``torch.compile``; None returns to code that is not compiled.
@@ -322,7 +326,7 @@ class SEARAFT(FlowNetwork):
         The frames are prepared. Compiled code takes and returns tensors alone, as older versions of PyTorch need it.
         """
         fmap1, fmap2 = self._encode_features(frame1, frame2)
-        net, context = self._encode_context(frame1, frame2)
+        net, context = self._encode_state_and_context(frame1, frame2)
         outputs: Tensor = self.flow_head(net).float()
         # With the strides of later states, so that one compiled update serves all of them.
         net, flow = net.clone(), outputs[:, :2].clone()
@@ -353,7 +357,7 @@ class SEARAFT(FlowNetwork):
             return self.fnet(frame1), self.fnet(frame2)
         return super()._encode_features(frame1, frame2)
 
-    def _encode_context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_state_and_context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         net, context = self.init_conv(self.cnet(torch.cat((frame1, frame2), 1))).chunk(2, 1)
         return net, context
 
@@ -409,11 +413,11 @@ class SEARAFT(FlowNetwork):
         delta, info = self._predict_flow_and_mixture(net)
         return _UpdateState(net, flow + delta, info)
 
-    def _upsample_state(self, state: _UpdateState, padding: framing.Padding) -> tuple[Tensor, Tensor]:
+    def _upsample_flow_and_mixture(self, state: _UpdateState, padding: framing.Padding) -> tuple[Tensor, Tensor]:
         both = convex_upsample(torch.cat((8 * state.flow, state.info), 1), self.predict_mask(state.net), 8)
         return padding.crop(both[:, :2]), padding.crop(both[:, 2:])
 
-    def _encode_and_iterate_states(
+    def _encode_and_get_padding_and_states(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
     ) -> tuple[framing.Padding, Iterator[_UpdateState]]:
         """Return the padding, and the states: the initial one, and one after every update."""
@@ -459,14 +463,14 @@ def _get_last_state(states: Iterator[_UpdateState]) -> _UpdateState:
 
 
 def compute_expected_log_scale(
-    info: Tensor,  # [B, 4, H, W], from :meth:`SEARAFT.flow_with_mixture`
+    mixture: Tensor,  # [B, 4, H, W], from :meth:`SEARAFT.flow_with_mixture`
     config: SEARAFTConfig,
 ) -> Tensor:  # [B, 1, H, W]
     """Return the uncertainty of a flow: the weighted mean of its two Laplacians' log scales, limited as in training.
 
     At most 0 means a scale of about one pixel or less.
     """
-    _check.check_tensor(info, "info", ("B", 4, "H", "W"))
-    wide_log_scale = info[:, 2:3].clamp(0, config.log_scale_max)
-    narrow = info[:, 3:].clamp(config.log_scale_min, 0)
-    return (info[:, :2].softmax(1) * torch.cat((wide_log_scale, narrow), 1)).sum(1, keepdim=True)
+    _check.check_tensor(mixture, "info", ("B", 4, "H", "W"))
+    wide_log_scale = mixture[:, 2:3].clamp(0, config.log_scale_max)
+    narrow = mixture[:, 3:].clamp(config.log_scale_min, 0)
+    return (mixture[:, :2].softmax(1) * torch.cat((wide_log_scale, narrow), 1)).sum(1, keepdim=True)

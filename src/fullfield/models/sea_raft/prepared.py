@@ -13,7 +13,7 @@ from fullfield.models.prepared.shared import (
     PreparedNetwork,
     WeightConverter,
     create_mask_head,
-    fold_batch_norm,
+    fold_batch_norm_into_weight_and_bias,
 )
 from fullfield.models.sea_raft.model import SEARAFT, MergedLayers
 from fullfield.nn import CorrelationPyramid
@@ -39,11 +39,11 @@ class _PreparedConvNeXtBlock:
     def __init__(self, converter: WeightConverter, block: nn.Module) -> None:
         self.passes = converter.passes
         module: Any = block
-        weight, bias = fold_batch_norm(module.dwconv, None)
+        weight, bias = fold_batch_norm_into_weight_and_bias(module.dwconv, None)
         self.filters = converter.convert_to_float32(weight.flatten(1).t())
         self.offset = converter.convert_to_float32(bias)
         self.epsilon: float = module.norm.eps
-        layers: MergedLayers = module.merge_layers()
+        layers: MergedLayers = module.compute_merged_layers()
         self.expand = converter.convert_linear_weight(layers.wide), converter.convert_bias(layers.wide_bias)
         self.narrow, self.final, self.bias = (
             converter.convert_linear_weight(layers.narrow),
@@ -67,7 +67,7 @@ class PreparedSEARAFT(PreparedNetwork):
 
     def __init__(self, model: SEARAFT, converter: WeightConverter) -> None:
         super().__init__(model, converter, ((0, 1), (1, 0)))
-        weight, bias = fold_batch_norm(model.init_conv, None)
+        weight, bias = fold_batch_norm_into_weight_and_bias(model.init_conv, None)
         self.initial = converter.convert_conv_weight(weight), converter.convert_bias(bias)
         update: Any = model.update_block
         self.refine = [_PreparedConvNeXtBlock(converter, block) for block in update.refine]
@@ -97,7 +97,7 @@ class PreparedSEARAFT(PreparedNetwork):
         self.flow_head.add_flow_update_(state, coords)
         return SEARAFTPairState(lookup, joint, state, guard)
 
-    def update_pair(self, pair: SEARAFTPairState, coords: Tensor) -> None:
+    def update_pair_and_coords_(self, pair: SEARAFTPairState, coords: Tensor) -> None:
         """Update ``coords`` and the state in place."""
         width = self.width
         self.motion(pair.lookup, coords, [TargetSlice(pair.joint[..., 2 * width :])])

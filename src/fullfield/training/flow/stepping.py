@@ -113,7 +113,9 @@ class TrainingObjective(nn.Module):
     @property
     def can_compile_stages(self) -> bool:
         """Return whether the network can compile parts of its predictions, which serve any number of updates."""
-        coarse = self._limits is not None and callable(getattr(self.network, "coarse_predictions", None))
+        coarse = self._limits is not None and callable(
+            getattr(self.network, "compute_padding_and_coarse_predictions", None)
+        )
         return coarse and callable(getattr(self.network, "compile_stages", None))
 
     @property
@@ -129,8 +131,8 @@ class TrainingObjective(nn.Module):
             predictions = network.predictions(frame1, frame2, **updates)
             loss = sequence_loss(predictions, flow, valid, gamma=self._gamma)
             last = predictions[-1]
-        elif callable(getattr(network, "coarse_predictions", None)):
-            padding, coarse = network.coarse_predictions(frame1, frame2, **updates)
+        elif callable(getattr(network, "compute_padding_and_coarse_predictions", None)):
+            padding, coarse = network.compute_padding_and_coarse_predictions(frame1, frame2, **updates)
             return mixture_loss_and_error_before_upsampling(
                 coarse, padding, flow, valid, gamma=self._gamma, limits=self._limits
             )
@@ -165,7 +167,7 @@ class TrainingStepper:
         self.model = model
         self.training = training
         self.ranks = ranks or Ranks()
-        names: Callable[[], list[tuple[str, str]]] = getattr(model, "find_convolutions_with_cancelled_bias", list)
+        names: Callable[[], list[tuple[str, str]]] = getattr(model, "find_cancelled_biases_and_their_norms", list)
         self._normed = names()
         biases = [model.get_parameter(f"{name}.bias") for name, _ in self._normed]
         self._untrained = [bias for bias in biases if bias.requires_grad]
