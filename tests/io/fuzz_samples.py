@@ -147,9 +147,9 @@ def _weights(folder: Path) -> None:
     torch.save(state, folder / "weights.pth")
     torch.save({"state_dict": state}, folder / "weights-old.pth", _use_new_zipfile_serialization=False)
     save_file(state, folder / "weights.safetensors")
-    from fullfield.registration.learned import fetch_descriptor
+    from fullfield.registration.learned import fetch_published_descriptor_file
 
-    shutil.copy(fetch_descriptor(), folder / "descriptor.safetensors")
+    shutil.copy(fetch_published_descriptor_file(), folder / "descriptor.safetensors")
 
 
 def _videos(folder: Path) -> None:

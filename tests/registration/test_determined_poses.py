@@ -10,7 +10,7 @@ from fullfield.registration.contacts import (
     Contacts,
     PlaneEquations,
     convert_to_rotation_matrix,
-    find_surface_ends,
+    find_points_at_surface_ends,
     transform_normals,
 )
 from fullfield.registration.deformation import describe_scale
@@ -239,7 +239,7 @@ def test_surface_ends_are_borders_of_window_and_not_corners_of_room() -> None:
     floor, wall = np.stack((u, v, 0 * u), 1), np.stack((u, 0 * u, v), 1)[v > 0]
     points = np.vstack((floor, wall))
     normals = np.vstack((np.tile((0.0, 0.0, 1.0), (len(floor), 1)), np.tile((0.0, 1.0, 0.0), (len(wall), 1))))
-    is_end = find_surface_ends(Scan(points, points, normals, np.zeros((len(points), 1))))
+    is_end = find_points_at_surface_ends(Scan(points, points, normals, np.zeros((len(points), 1))))
     is_border = (points[:, 0] == 0) | (points[:, 0] == 19) | (points[:, 1] == 19) | (points[:, 2] == 19)
     assert is_end[is_border].mean() > 0.95
     is_inside = (np.abs(points[:, 0] - 9.5) < 6) & (points[:, 1] < 15) & (points[:, 2] < 15)

@@ -42,7 +42,7 @@ from fullfield.registration.learned_network import (
     find_surroundings,
 )
 from fullfield.registration.register import load_descriptor_if_learned
-from fullfield.registration.scan import select_one_per_cell, thin_and_describe_scan
+from fullfield.registration.scan import select_one_index_per_cell, thin_and_describe_scan
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Limits, measure_evidence
 from fullfield.testing import sample_room_scan
 from refusals import refuses
@@ -136,7 +136,8 @@ def check_cells(points: torch.Tensor, normals: torch.Tensor, offsets: torch.Tens
 def some_surface(room: Floats, count: int = 1 << 20) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return points, normals and offsets of two clouds; some points are three times there, some have any normal."""
     points, normals, *_ = prepare_network_input(
-        room[select_one_per_cell(room, 0.5)], select_one_per_cell(room[select_one_per_cell(room, 0.5)], 1.0)
+        room[select_one_index_per_cell(room, 0.5)],
+        select_one_index_per_cell(room[select_one_index_per_cell(room, 0.5)], 1.0),
     )
     points, normals = points[:count], normals[:count]
     some = torch.randn(min(400, count), 3, generator=torch.Generator().manual_seed(0))
@@ -164,9 +165,9 @@ def test_find_surroundings_emulated_cells_equal_definition(room: Floats, emulate
 
 
 def test_prepare_network_input_emulated_equals_cpu(room: Floats, emulate: Callable[..., Emulator]) -> None:
-    fine = room[select_one_per_cell(room, 0.5)]
+    fine = room[select_one_index_per_cell(room, 0.5)]
     fine = fine[np.linalg.norm(fine - fine[100], axis=1) < 15]
-    rows = select_one_per_cell(fine, 1.0)
+    rows = select_one_index_per_cell(fine, 1.0)
     wanted = prepare_network_levels(fine, rows, 2, with_surroundings=True)
     model = DescriptorNetwork(SMALL)
     known = [model.concatenate_ring_means_and_root_shares(one.features, one.surroundings) for one in wanted.inputs]
@@ -218,7 +219,8 @@ def test_find_surroundings_cells_encode_distance_height_and_bend() -> None:
 
 def test_prepare_network_input_returns_means_and_fractions(room: Floats) -> None:
     given = prepare_network_input(
-        room[select_one_per_cell(room, 0.5)], select_one_per_cell(room[select_one_per_cell(room, 0.5)], 1.0)
+        room[select_one_index_per_cell(room, 0.5)],
+        select_one_index_per_cell(room[select_one_index_per_cell(room, 0.5)], 1.0),
     )
     points, normals, features = (part[:300] for part in given[:3])
     model = DescriptorNetwork(SMALL)
@@ -241,8 +243,8 @@ def test_prepare_network_input_returns_means_and_fractions(room: Floats) -> None
 
 
 def test_descriptor_network_is_independent_of_pose(room: Floats) -> None:
-    fine = room[select_one_per_cell(room, 0.5)]
-    rows = select_one_per_cell(fine, 1.0)
+    fine = room[select_one_index_per_cell(room, 0.5)]
+    rows = select_one_index_per_cell(fine, 1.0)
     model = DescriptorNetwork(DescriptorConfig())
     with torch.no_grad():
         model.head.weight.mul_(20.0)  # as if it had been trained
@@ -262,8 +264,8 @@ def test_descriptor_network_new_scales_start_without_influence(room: Floats) -> 
     assert published.config.scales == 2
     wider = DescriptorNetwork(published.config.replace(scales=3))
     wider.load_state_dict(wider.state_dict() | published.model.state_dict())
-    fine = room[select_one_per_cell(room, 0.5)]
-    rows = select_one_per_cell(fine, 1.0)
+    fine = room[select_one_index_per_cell(room, 0.5)]
+    rows = select_one_index_per_cell(fine, 1.0)
     described = LearnedDescriptor(wider)
     first = described(fine, rows)
     assert np.array_equal(first, published(fine, rows))
@@ -289,8 +291,8 @@ def test_descriptor_network_new_scales_start_without_influence(room: Floats) -> 
 def test_descriptor_network_batch_equals_singles(room: Floats) -> None:
     levels = []
     for cloud in (room, room[::3] @ turn().T, room[:2]):  # the last has fewer points than are interpolated between
-        fine = cloud[select_one_per_cell(cloud, 0.5)]
-        levels.append(prepare_network_levels(fine, select_one_per_cell(fine, 1.0), 3))
+        fine = cloud[select_one_index_per_cell(cloud, 0.5)]
+        levels.append(prepare_network_levels(fine, select_one_index_per_cell(fine, 1.0), 3))
     torch.manual_seed(0)
     model = DescriptorNetwork(DescriptorConfig(channels=8, layers=1, scales=3))
     with torch.no_grad():
@@ -363,7 +365,7 @@ def test_load_descriptor_puts_it_on_the_device(tmp_path: Path, monkeypatch: pyte
 
 def test_register_with_published_descriptor_finds_pose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("small_gicp")
-    published = learned.fetch_descriptor()
+    published = learned.fetch_published_descriptor_file()
     assert published.stat().st_size <= MAX_BYTES
     first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan_seed=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
@@ -393,7 +395,7 @@ def test_register_with_published_descriptor_finds_pose(monkeypatch: pytest.Monke
 
 def test_fetch_descriptor_downloads_outside_of_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The wheel does not hold it: it comes from the repository that the package's metadata name."""
-    published = learned.fetch_descriptor()
+    published = learned.fetch_published_descriptor_file()
     assert "weights" in published.parts
     assert not list(Path(catalogue.__file__).parents[1].rglob("descriptor.safetensors"))
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
@@ -485,8 +487,8 @@ def test_descriptor_config_names_bad_values(change: dict[str, Any], message: str
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_published_descriptor_on_gpu_equals_cpu(room: Floats) -> None:
-    fine = room[select_one_per_cell(room, 0.5)]
-    rows = select_one_per_cell(fine, 1.0)
+    fine = room[select_one_index_per_cell(room, 0.5)]
+    rows = select_one_index_per_cell(fine, 1.0)
     here, there = (LearnedDescriptor.published(device)(fine, rows) for device in ("cpu", "cuda"))
     apart = np.linalg.norm(here - there, axis=1)
     assert np.median(apart) < 1e-3

@@ -18,7 +18,7 @@ from fullfield.registration.descriptors import (
     find_nearest_within,
     is_close_to_any,
 )
-from fullfield.registration.group import combine_registrations
+from fullfield.registration.group import fit_group_poses_dropping_contradictions
 from fullfield.registration.packages import import_module_of_extra
 from fullfield.registration.ransac import apply_transform, fit_rigid_transforms, search_pose_hypotheses
 from fullfield.registration.refinement import Refiner
@@ -237,7 +237,9 @@ def test_combine_registrations_poses_largest_group(
 ) -> None:
     points = np.random.default_rng(0).uniform(0, 10, (200, 3))
     pairs = [(source, target) for source in range(5) for target in range(source)]
-    group = combine_registrations([points] * 5, {pair: ACCEPTED if pair in accepted else REFUSED for pair in pairs})
+    group = fit_group_poses_dropping_contradictions(
+        [points] * 5, {pair: ACCEPTED if pair in accepted else REFUSED for pair in pairs}
+    )
     assert {number for number, pose in enumerate(group.poses) if pose is not None} == posed
     assert group.frame == frame
     assert np.array_equal(group.poses[frame], np.eye(4))
@@ -270,7 +272,7 @@ def test_register_judges_every_replacing_pose(switches: int, monkeypatch: pytest
         ("_find_free_motion_objection", lambda _, pose: judged.append(pose[0, 3])),
         ("find_rivals", find_rivals),
         ("Refiner", lambda *_: lambda pose, _reaches: pose),
-        ("_find_deformation", lambda *_: Deformation(None, is_deformed=False)),
+        ("_measure_deformation_or_explain_by_matches", lambda *_: Deformation(None, is_deformed=False)),
         ("Windows", lambda *_: None),
         ("select_undecided_rivals", lambda *_: []),
         ("_find_change_objection", lambda *_: None),

@@ -102,9 +102,9 @@ def run_command(args: argparse.Namespace, process: ProcessRank, weights: str | N
     if learned and args.score_only:
         refuse_options_if_any(["--weights"] if weights is not None else [], "--score-only registers nothing")
     elif learned and weights is None:
-        from fullfield.registration.learned import fetch_descriptor
+        from fullfield.registration.learned import fetch_published_descriptor_file
 
-        weights = os.fspath(fetch_descriptor())
+        weights = os.fspath(fetch_published_descriptor_file())
     elif weights is not None:
         paths.check_input_file(weights, "--weights")
     protocol = options.get("protocol")

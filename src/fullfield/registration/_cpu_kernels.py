@@ -33,7 +33,7 @@ _reordering = create_jit_decorator(CACHE, fastmath={"reassoc", "contract", "nsz"
 
 
 @_jit
-def _count_row_capacity(offsets, first, last):
+def _compute_max_padded_neighbor_count(offsets, first, last):
     """Return the most neighbours of a point, in whole vectors."""
     widest = 0
     for i in range(first, last):
@@ -42,7 +42,7 @@ def _count_row_capacity(offsets, first, last):
 
 
 @_jit
-def _copy_and_pad_neighbors(indices, start, count, i, row_out):
+def _copy_pad_and_count_neighbors(indices, start, count, i, row_out):
     """Copy a point's neighbours into ``row_out``, padded to whole vectors with the point itself."""
     for n in range(count):
         row_out[n] = indices[start + n]
@@ -67,7 +67,7 @@ def _compute_distances_directions_normals(surface, i, row, n):
 
 
 @_jit
-def _dot_product(a, b):
+def _compute_dot_product(a, b):
     return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
 
 
@@ -96,7 +96,7 @@ def compute_pair_histograms(surface, offsets, indices, histograms_out, first, la
     ``surface`` is as for :func:`_compute_distances_directions_normals`; ``histograms_out`` has rows of :data:`ROW`
     numbers.
     """
-    capacity = _count_row_capacity(offsets, first, last)
+    capacity = _compute_max_padded_neighbor_count(offsets, first, last)
     row, bins, bin_counts = (
         np.empty(capacity, np.int32),
         np.empty(3 * capacity, np.int32),
@@ -106,15 +106,15 @@ def compute_pair_histograms(surface, offsets, indices, histograms_out, first, la
     one, two, tiny = splat(np.float32(1.0)), splat(np.float32(2.0)), splat(np.float32(1e-6))
     second, third = splat(np.float32(BINS)), splat(np.float32(2 * BINS))
     for i in range(first, last):
-        count = _copy_and_pad_neighbors(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
+        count = _copy_pad_and_count_neighbors(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
         u = _get_normal(surface, i)
         for n in range(0, count, LANES):
             _, d, normal = _compute_distances_directions_normals(surface, i, row, n)
             v = d[1] * u[2] - d[2] * u[1], d[2] * u[0] - d[0] * u[2], d[0] * u[1] - d[1] * u[0]
-            across = sqrt(_dot_product(v, v))
+            across = sqrt(_compute_dot_product(v, v))
             angles, scale = one - get_ones_where_above(tiny, across), one / maximum(across, tiny)
-            along, phi = _dot_product(u, normal), _dot_product(u, d)
-            aside = (_dot_product(d, normal) - phi * along) * scale
+            along, phi = _compute_dot_product(u, normal), _compute_dot_product(u, d)
+            aside = (_compute_dot_product(d, normal) - phi * along) * scale
             # The neighbour's normal is turned to the side of the point's own.
             side = one - two * get_ones_where_above(zero, along)
             mirrored = one - two * get_ones_where_above(zero, phi)
@@ -122,7 +122,7 @@ def compute_pair_histograms(surface, offsets, indices, histograms_out, first, la
             theta = zero  # bin of the angle with the tangent aside / along
             for k in range(BINS - 1):
                 theta = theta + one - get_ones_where_above(along * splat(_TANGENTS[k]), aside)
-            alpha = (_dot_product(v, normal) * side * scale + one) * half
+            alpha = (_compute_dot_product(v, normal) * side * scale + one) * half
             store_truncated_int32(bins, 3 * n, _select(angles, _compute_fractional_bins(alpha), 3 * BINS))
             store_truncated_int32(
                 bins, 3 * n + LANES, _select(angles, _compute_fractional_bins(phi * mirrored) + second, 3 * BINS)
@@ -137,13 +137,13 @@ def compute_pair_histograms(surface, offsets, indices, histograms_out, first, la
 
 
 @_jit
-def sum_weighted_histograms(surface, offsets, indices, histograms, out, first, last):
+def average_neighbor_histograms(surface, offsets, indices, histograms, averages_out, first, last):
     """Average the neighbours' histograms, weighted by 1 / distance²; each of the three is scaled to the sum 1."""
-    capacity, rows = _count_row_capacity(offsets, first, last), histograms.reshape(-1)
+    capacity, rows = _compute_max_padded_neighbor_count(offsets, first, last), histograms.reshape(-1)
     row, weights, total = np.empty(capacity, np.int32), np.empty(capacity, np.float32), np.empty(ROW, np.float32)
     zero = splat(np.float32(0.0))
     for i in range(first, last):
-        count = _copy_and_pad_neighbors(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
+        count = _copy_pad_and_count_neighbors(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
         for n in range(0, count, LANES):
             distance, _, _ = _compute_distances_directions_normals(surface, i, row, n)
             store(weights, n, compute_reciprocal_above_else_zero(distance * distance, zero))
@@ -161,7 +161,7 @@ def sum_weighted_histograms(surface, offsets, indices, histograms, out, first, l
             for k in range(histogram * BINS, (histogram + 1) * BINS):
                 summed += total[k]
             for k in range(histogram * BINS, (histogram + 1) * BINS):
-                out[i, k] = total[k] / summed if summed > 0 else np.float32(0.0)
+                averages_out[i, k] = total[k] / summed if summed > 0 else np.float32(0.0)
 
 
 @_jit
@@ -185,34 +185,35 @@ def _apply_jacobi_rotation(a, v, i, j):
 
 
 @_jit
-def _compute_principal_axes_from_moments(m, a, v):
-    """Turn moments into principal axes, the columns of ``v``, with variances ``a[k, k]``; return the least one's k.
+def _fill_principal_axes_and_get_smallest(moments, variances_out, axes_out):
+    """Fill principal axes, the columns of ``axes_out``, and their variances ``variances_out[k, k]``.
 
-    ``m``: sums of the coordinates, of their products (xx, xy, xz, yy, yz, zz) and of the points. They become means.
+    ``moments``: sums of the coordinates, of their products (xx, xy, xz, yy, yz, zz) and of the points. They become
+    means. The result is the k of the least variance.
     """
-    m[:9] /= max(m[9], 1.0)
+    moments[:9] /= max(moments[9], 1.0)
     at = 3
     for row in range(3):
         for column in range(row, 3):
-            a[row, column] = a[column, row] = m[at] - m[row] * m[column]
+            variances_out[row, column] = variances_out[column, row] = moments[at] - moments[row] * moments[column]
             at += 1
-            v[row, column], v[column, row] = 0.0, 0.0
-        v[row, row] = 1.0
+            axes_out[row, column], axes_out[column, row] = 0.0, 0.0
+        axes_out[row, row] = 1.0
     for _ in range(SWEEPS):
-        _apply_jacobi_rotation(a, v, 0, 1)
-        _apply_jacobi_rotation(a, v, 0, 2)
-        _apply_jacobi_rotation(a, v, 1, 2)
+        _apply_jacobi_rotation(variances_out, axes_out, 0, 1)
+        _apply_jacobi_rotation(variances_out, axes_out, 0, 2)
+        _apply_jacobi_rotation(variances_out, axes_out, 1, 2)
     smallest = 0
     for k in range(3):
-        a[k, k] = max(a[k, k], 0.0)
-        smallest = k if a[k, k] < a[smallest, smallest] else smallest
+        variances_out[k, k] = max(variances_out[k, k], 0.0)
+        smallest = k if variances_out[k, k] < variances_out[smallest, smallest] else smallest
     return smallest
 
 
 @_reordering
-def _add_moments(offsets, count, limit, close_sums, full_sums):
-    """Sum coordinates, their products and the points, of close ones (squares up to ``limit``) and of all."""
-    xs, ys, zs = offsets[0], offsets[1], offsets[2]
+def _fill_moment_sums(displacements, count, max_square, close_sums_out, full_sums_out):
+    """Sum coordinates, their products and the points, of close ones (squares up to ``max_square``) and of all."""
+    xs, ys, zs = displacements[0], displacements[1], displacements[2]
     a = b = c = aa = ab = ac = bb = bc = cc = 0.0
     x = y = z = xx = xy = xz = yy = yz = zz = close_count = 0.0
     for n in range(np.uintp(count)):
@@ -221,15 +222,29 @@ def _add_moments(offsets, count, limit, close_sums, full_sums):
         a, b, c = a + dx, b + dy, c + dz
         aa, ab, ac = aa + ax, ab + dx * dy, ac + dx * dz
         bb, bc, cc = bb + ay, bc + dy * dz, cc + az
-        one = 1.0 if ax + ay + az <= limit else 0.0
+        one = 1.0 if ax + ay + az <= max_square else 0.0
         px, py, pz = dx * one, dy * one, dz * one
         x, y, z, close_count = x + px, y + py, z + pz, close_count + one
         xx, xy, xz = xx + px * dx, xy + px * dy, xz + px * dz
         yy, yz, zz = yy + py * dy, yz + py * dz, zz + pz * dz
-    full_sums[0], full_sums[1], full_sums[2], full_sums[9] = a, b, c, count
-    full_sums[3], full_sums[4], full_sums[5], full_sums[6], full_sums[7], full_sums[8] = aa, ab, ac, bb, bc, cc
-    close_sums[0], close_sums[1], close_sums[2], close_sums[9] = x, y, z, close_count
-    close_sums[3], close_sums[4], close_sums[5], close_sums[6], close_sums[7], close_sums[8] = xx, xy, xz, yy, yz, zz
+    full_sums_out[0], full_sums_out[1], full_sums_out[2], full_sums_out[9] = a, b, c, count
+    full_sums_out[3], full_sums_out[4], full_sums_out[5], full_sums_out[6], full_sums_out[7], full_sums_out[8] = (
+        aa,
+        ab,
+        ac,
+        bb,
+        bc,
+        cc,
+    )
+    close_sums_out[0], close_sums_out[1], close_sums_out[2], close_sums_out[9] = x, y, z, close_count
+    close_sums_out[3], close_sums_out[4], close_sums_out[5], close_sums_out[6], close_sums_out[7], close_sums_out[8] = (
+        xx,
+        xy,
+        xz,
+        yy,
+        yz,
+        zz,
+    )
 
 
 @_jit
@@ -239,7 +254,7 @@ def compute_local_surfaces(points, queries, offsets, indices, radius, normals_ou
     See descriptors.surfaces; ``radius`` limits the neighbours of the shape.
     """
     a, v, close_sums, full_sums = np.empty((3, 3)), np.empty((3, 3)), np.empty(10), np.empty(10)
-    displacements, limit = np.empty((3, _count_row_capacity(offsets, first, last))), radius * radius
+    displacements, limit = np.empty((3, _compute_max_padded_neighbor_count(offsets, first, last))), radius * radius
     for i in range(first, last):
         start, count = np.uintp(offsets[i]), offsets[i + 1] - offsets[i]
         x, y, z = queries[i, 0], queries[i, 1], queries[i, 2]
@@ -250,13 +265,13 @@ def compute_local_surfaces(points, queries, offsets, indices, radius, normals_ou
                 points[j, 1] - y,
                 points[j, 2] - z,
             )
-        _add_moments(displacements, count, limit, close_sums, full_sums)
-        smallest = _compute_principal_axes_from_moments(full_sums, a, v)
+        _fill_moment_sums(displacements, count, limit, close_sums, full_sums)
+        smallest = _fill_principal_axes_and_get_smallest(full_sums, a, v)
         for k in range(3):
             normals_out[i, k] = v[k, smallest]
         if len(shapes_out) == 0:
             continue
-        smallest = _compute_principal_axes_from_moments(close_sums, a, v)
+        smallest = _fill_principal_axes_and_get_smallest(close_sums, a, v)
         low, high = a[smallest, smallest], max(a[0, 0], a[1, 1], a[2, 2])
         total, height = a[0, 0] + a[1, 1] + a[2, 2], 0.0
         for k in range(3):
@@ -269,13 +284,13 @@ def compute_local_surfaces(points, queries, offsets, indices, radius, normals_ou
 
 
 @_jit
-def sort_neighbors_by_cell(surface, offsets, indices, edges, bits, counts_out, entries_out, first, last):
+def sort_and_count_neighbors_by_cell(surface, offsets, indices, edges, bits, counts_out, entries_out, first, last):
     """Sort each point's neighbours, itself left out, by kernel cell (learned_network.pair_cells), and count each cell.
 
     ``edges``: between two rings, elevations (sines) and bends (cosines), one after the other. An entry is
     ``cell << bits | neighbour``.
     """
-    capacity = _count_row_capacity(offsets, first, last)
+    capacity = _compute_max_padded_neighbor_count(offsets, first, last)
     row, own, positions = (
         np.empty(capacity, np.int32),
         np.empty(capacity, np.int32),
@@ -287,10 +302,14 @@ def sort_neighbors_by_cell(surface, offsets, indices, edges, bits, counts_out, e
     flat, bent = splat(edges[4]), splat(edges[5])
     for i in range(first, last):
         row_start, count = offsets[i], offsets[i + 1] - offsets[i]
-        padded, u = _copy_and_pad_neighbors(indices, row_start, count, i, row), _get_normal(surface, i)
+        padded, u = _copy_pad_and_count_neighbors(indices, row_start, count, i, row), _get_normal(surface, i)
         for n in range(0, padded, LANES):
             distance, d, normal = _compute_distances_directions_normals(surface, i, row, n)
-            height, ahead, cosine = _dot_product(u, d), _dot_product(normal, d), _dot_product(u, normal)
+            height, ahead, cosine = (
+                _compute_dot_product(u, d),
+                _compute_dot_product(normal, d),
+                _compute_dot_product(u, normal),
+            )
             side = one - two * get_ones_where_above(zero, height)
             height, cosine = height * side, cosine * side
             side = one - two * get_ones_where_above(zero, cosine)
@@ -319,10 +338,10 @@ def sort_neighbors_by_cell(surface, offsets, indices, edges, bits, counts_out, e
 
 
 @_jit
-def compute_ring_means_and_shares(features, counts, rows, entries, bits, rings, properties_out, first, last):
+def compute_ring_means_and_root_shares(features, counts, rows, entries, bits, rings, properties_out, first, last):
     """Fill each point's unlearned properties: features, their means over ``rings``, square roots of the cells' shares.
 
-    ``features`` has rows of :data:`ROW` numbers; the rest as :func:`sort_neighbors_by_cell` fills it.
+    ``features`` has rows of :data:`ROW` numbers; the rest as :func:`sort_and_count_neighbors_by_cell` fills it.
     """
     width, cells = (properties_out.shape[1] - counts.shape[1]) // (rings + 1), counts.shape[1]
     values, total, zero = features.reshape(-1), np.empty(ROW, np.float32), splat(np.float32(0.0))
@@ -360,8 +379,8 @@ _int = types.int32[::1]
 _flat = types.float32[::1]
 _neighborhood = (_flat, _long, _int)
 ENTRY_POINTS = {
-    "compute_ring_means_and_shares": (
-        compute_ring_means_and_shares,
+    "compute_ring_means_and_root_shares": (
+        compute_ring_means_and_root_shares,
         (_single, _single, _long, types.uint32[::1], _i, _i, _single, _i, _i),
     ),
     "compute_local_surfaces": (
@@ -369,6 +388,9 @@ ENTRY_POINTS = {
         (_points, _points, _long, _int, types.float64, _points, _points, _i, _i),
     ),
     "compute_pair_histograms": (compute_pair_histograms, (*_neighborhood, _single, _i, _i)),
-    "sort_neighbors_by_cell": (sort_neighbors_by_cell, (*_neighborhood, _flat, _i, _single, types.uint32[::1], _i, _i)),
-    "sum_weighted_histograms": (sum_weighted_histograms, (*_neighborhood, _single, _single, _i, _i)),
+    "sort_and_count_neighbors_by_cell": (
+        sort_and_count_neighbors_by_cell,
+        (*_neighborhood, _flat, _i, _single, types.uint32[::1], _i, _i),
+    ),
+    "average_neighbor_histograms": (average_neighbor_histograms, (*_neighborhood, _single, _single, _i, _i)),
 }

@@ -79,7 +79,7 @@ def measure_significance(is_against: Flags, is_in_favor: Flags, points_per_flag:
     return float((against - favor) / np.sqrt(_CORRELATED * (against + favor + _CORRELATED)))
 
 
-def measure_distinctive_contradiction(agreement: Agreement, source: Scan, target: Scan) -> float:
+def measure_unusual_contradicted_fraction(agreement: Agreement, source: Scan, target: Scan) -> float:
     """Return the share of contradicted points among those that look least like the others.
 
     Walls and floors of two rooms agree; what stands in them does not.
@@ -104,14 +104,14 @@ class _Surface(NamedTuple):
     @classmethod
     def from_scan(cls, scan: Scan) -> _Surface:
         """Find the ends of a scan's surface."""
-        is_end = find_surface_ends(scan)
+        is_end = find_points_at_surface_ends(scan)
         is_surrounded = np.ones(len(is_end), bool)
         if is_end.any():
             is_surrounded = find_nearest_points(scan.points[is_end], scan.points)[0] > _NEAR_END
         return cls(scan, import_module_of_extra("small_gicp").KdTree(scan.points), is_end, is_surrounded)
 
 
-def find_surface_ends(scan: Scan) -> Flags:
+def find_points_at_surface_ends(scan: Scan) -> Flags:
     """Return the points [N] at which the surface ends, at a window's border or an edge of something thin.
 
     The middle of the neighbours then lies beside the point, along its surface. At corners of a room or a box it lies
@@ -200,7 +200,7 @@ class Contacts(NamedTuple):
     heights: Floats  # [K], over the planes
 
 
-def find_contacts(
+def find_contacts_with_planes(
     planes: Planes, points: Floats, normals: Floats, max_distance: float, min_cosine: float = 0.8
 ) -> Contacts:
     """Find the points [N, 3] that have a plane of their own orientation within ``max_distance``."""
@@ -276,7 +276,7 @@ def refine_pose_on_planes(
         turned = normals @ transform[:3, :3].T
         moved = apply_transform(transform, points)
         equations = build_plane_equations_if_possible(
-            planes, moved, find_contacts(planes, moved, turned, max_distance, 0.7), none
+            planes, moved, find_contacts_with_planes(planes, moved, turned, max_distance, 0.7), none
         )
         if equations is None:
             break

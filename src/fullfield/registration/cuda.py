@@ -41,46 +41,46 @@ class Describer:
         self._on = dict[torch.device, Tensor]()
         self._edges = [*edges, *(math.tan(math.pi * (k / BINS - 0.5)) for k in range(1, BINS))]
 
-    def _launch_kernel(self, name: str, like: Tensor, params: Any) -> None:
+    def _launch_kernel(self, name: str, device_tensor: Tensor, params: Any) -> None:
         kernels = _launching.load_kernels(
-            LIBRARIES, generate_descriptor_source(self._inputs, self._kernel), like.get_device()
+            LIBRARIES, generate_descriptor_source(self._inputs, self._kernel), device_tensor.get_device()
         )
         kernels.launch(name, -(-params.count // _WARPS), 32 * _WARPS, params)
 
     def compute_shapes_and_write_normals(
-        self, fine: Tensor, queries: Tensor, neighbors: Neighbors, radius: float, normals: Tensor
+        self, fine: Tensor, queries: Tensor, neighbors: Neighbors, shape_radius: float, normals_out: Tensor
     ) -> Tensor:
         """Return features [N, inputs] whose first four are the shapes of the points around each query.
 
-        ``neighbors`` has the points that a normal is computed from, ``radius`` limits those of the shape;
-        ``normals`` [N, 3] is an output. Points are float64.
+        ``neighbors`` has the points that a normal is computed from, ``shape_radius`` limits those of the shape;
+        ``normals_out`` [N, 3] is an output. Points are float64.
         """
         features = fine.new_empty(len(queries), self._inputs, dtype=torch.float32)
         p = _Params()
         p.fine, p.queries, p.rows, p.indices = map(get_address, (fine, queries, *neighbors))
-        p.upright, p.features = normals.data_ptr(), features.data_ptr()
-        p.count, p.near, p.reach = len(queries), radius**2, radius
+        p.upright, p.features = normals_out.data_ptr(), features.data_ptr()
+        p.count, p.near, p.reach = len(queries), shape_radius**2, shape_radius
         self._launch_kernel("local_shapes", fine, p)
         return features
 
     def bin_neighbors_and_write_fpfh_if_given(
-        self, points: Tensor, normals: Tensor, neighbors: Neighbors, bits: int, features: Tensor | None = None
+        self, points: Tensor, normals: Tensor, neighbors: Neighbors, bits: int, features_out: Tensor | None = None
     ) -> tuple[Tensor, Triplets]:
-        """Return the number of neighbours in each cell [N, cells], and the triplets; write FPFH into ``features``."""
+        """Return the neighbours in each cell [N, cells], and the triplets; fill ``features_out`` with FPFH."""
         count, dtype = len(points), torch.float32
         neighbors_per_cell = points.new_empty(count, self._cells, dtype=dtype)
         entries = points.new_empty(len(neighbors.indices) - count, dtype=torch.int32)
-        own = None if features is None else points.new_empty(count, 3 * BINS, dtype=dtype)
+        own = None if features_out is None else points.new_empty(count, 3 * BINS, dtype=dtype)
         if points.device not in self._on:
             self._on[points.device] = torch.tensor(self._edges, dtype=dtype).to(points.device)
         p = _Params()
         p.points, p.normals, p.rows, p.indices = map(get_address, (points, normals, *neighbors))
         p.edges, p.own, p.cells, p.entries, p.features = map(
-            get_address, (self._on[points.device], own, neighbors_per_cell, entries, features)
+            get_address, (self._on[points.device], own, neighbors_per_cell, entries, features_out)
         )
         p.count, p.bits = count, bits
         self._launch_kernel("look_at_pairs", points, p)
-        if features is not None:
+        if features_out is not None:
             self._launch_kernel("weigh_histograms", points, p)
         rows = neighbors.offsets - torch.arange(count + 1, device=points.device)
         return neighbors_per_cell, Triplets(rows, entries, points.new_empty(0, dtype=torch.uint8))

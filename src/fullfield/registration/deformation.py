@@ -23,7 +23,7 @@ from fullfield.registration.contacts import (
     SurfaceComparison,
     build_plane_equations_if_possible,
     convert_to_rotation_matrix,
-    find_contacts,
+    find_contacts_with_planes,
     find_nearest_in_tree,
     measure_significance,
     transform_normals,
@@ -119,25 +119,25 @@ def measure_deformation(
     surfaces = _Surfaces(Planes.from_scan(source), Planes.from_scan(target), max(1, len(source.points) // _SAMPLED))
     rigid = _fit_deformation_to_surfaces(surfaces, transform, _RIGID, _RIGID_REACHES)
     affine = _fit_deformation_to_surfaces(surfaces, transform, _STRAINS, _REACHES)
-    is_affine_decisive = _is_decisive(affine, comparison, agreement)
+    is_affine_decisive = _is_fit_favored_by_surfaces(affine, comparison, agreement)
     start = fit_deformation_to_matches(transform, matched_points[:, 0], matched_points[:, 1], "shape")
-    if not is_affine_decisive and _is_credible(start):
+    if not is_affine_decisive and _has_credible_stretch(start):
         other = _fit_deformation_to_surfaces(surfaces, start, _STRAINS, _REACHES)
-        is_affine_decisive = _is_decisive(other, comparison, agreement)
+        is_affine_decisive = _is_fit_favored_by_surfaces(other, comparison, agreement)
         affine = other if is_affine_decisive else affine
     explanation = None
     is_strained = (
         affine.measure_strain_significance(1.0) > _SIGNIFICANT
-        or _find_largest_strain(affine, 1.0).certain > _MIN_STRAIN
+        or _find_largest_certain_strain(affine, 1.0).certain > _MIN_STRAIN
     )
     if is_strained:
         similar = _fit_deformation_to_surfaces(surfaces, transform, _ISOTROPIC, _REACHES)
         explanation = _explain_by_scale(
-            similar, affine, rigid, is_decisive=_is_decisive(similar, comparison, agreement)
+            similar, affine, rigid, is_decisive=_is_fit_favored_by_surfaces(similar, comparison, agreement)
         ) or _explain_by_shape(affine, rigid, similar.scale, is_decisive=is_affine_decisive)
     if explanation is not None:
         return Deformation(explanation, is_deformed=True)
-    before, after = _measure_systematic_around_bend(surfaces, rigid.transform)
+    before, after = _fit_bend_and_measure_systematic_squares(surfaces, rigid.transform)
     is_bent = before >= _MIN_BENT**2 and after < (1 - _MIN_EXPLAINED_OF_BENT) * before
     return Deformation(_explain_by_bend(before, after), is_deformed=is_strained or is_bent)
 
@@ -149,7 +149,7 @@ class _Surfaces(NamedTuple):
     target: Planes
     sampling_step: int  # every such point of the source is fitted
 
-    def move_samples(self, transform: Floats) -> tuple[Floats, Floats]:
+    def transform_sampled_points_and_normals(self, transform: Floats) -> tuple[Floats, Floats]:
         """Return the moved points [N, 3] of the source that are fitted, and their normals [N, 3]."""
         points, normals = self.source.points[:: self.sampling_step], self.source.normals[:: self.sampling_step]
         return apply_transform(transform, points), transform_normals(transform, normals)
@@ -159,7 +159,7 @@ class _Surfaces(NamedTuple):
 
         Where a nearest point lies on another surface, the two heights differ. Such contacts bias the strains.
         """
-        contacts = find_contacts(self.target, points, normals, max_distance, _MIN_MUTUAL_COSINE)
+        contacts = find_contacts_with_planes(self.target, points, normals, max_distance, _MIN_MUTUAL_COSINE)
         goals, goal_normals = self.target.points[contacts.partner], self.target.normals[contacts.partner]
         inverse = np.asarray(np.linalg.inv(transform), np.float64)
         nearest = find_nearest_in_tree(self.source.tree, apply_transform(inverse, goals))[1]
@@ -201,7 +201,7 @@ class _SurfaceFit(NamedTuple):
         return float((components**2 / np.maximum(variances[is_determined], 1e-12)).sum())
 
 
-def _is_decisive(fit: _SurfaceFit, comparison: SurfaceComparison, agreement: Agreement) -> bool:
+def _is_fit_favored_by_surfaces(fit: _SurfaceFit, comparison: SurfaceComparison, agreement: Agreement) -> bool:
     """Return whether the surfaces decide for the map, against the pose with this agreement."""
     mapped = comparison(fit.transform)
     return (
@@ -233,7 +233,7 @@ def _explain_by_shape(
     left, significance = max(affine.systematic, 0.0), affine.measure_strain_significance(scale)
     if significance <= _EXPLAINING:
         return None
-    strain = _find_largest_strain(affine, scale)
+    strain = _find_largest_certain_strain(affine, scale)
     reduces = rigid.systematic - left > _MIN_REDUCED**2
     explains = left < min(_MAX_LEFT**2, _MAX_LEFT_SHARE * rigid.systematic)
     if (is_decisive and strain.certain > _MAX_STRAIN) or (reduces and (explains or significance > _EXTREME)):
@@ -249,7 +249,7 @@ class _Strain(NamedTuple):
     axis: Floats  # [3]
 
 
-def _find_largest_strain(affine: _SurfaceFit, scale: float) -> _Strain:
+def _find_largest_certain_strain(affine: _SurfaceFit, scale: float) -> _Strain:
     """Return the strain beside a scale that is largest for certain."""
     values, axes = np.linalg.eigh(np.einsum("s,sij->ij", affine.list_strains_without_scale(scale), _STRAINS))
     weights = np.einsum("in,sij,jn->ns", axes, _STRAINS, axes)
@@ -289,7 +289,7 @@ def _fit_deformation_to_surfaces(
     start = transform
     extra = (max_distances[-1],) * (_MORE_STEPS if len(strain_basis) else 0)
     for number, max_distance in enumerate((*max_distances, *extra)):
-        equations, _ = _build_mutual_equations(surfaces, transform, strain_basis, max_distance)
+        equations, _ = _build_mutual_equations_and_get_normals(surfaces, transform, strain_basis, max_distance)
         if equations is None:
             break
         change, center = equations.scaled_change, equations.center
@@ -300,33 +300,33 @@ def _fit_deformation_to_surfaces(
         transform = motion @ transform
         if number + 1 >= len(max_distances) and np.abs(change).max() < _SETTLED:
             break
-    last, normals = _build_mutual_equations(surfaces, transform, strain_basis, max_distances[-1])
+    last, normals = _build_mutual_equations_and_get_normals(surfaces, transform, strain_basis, max_distances[-1])
     residuals = np.full(len(normals), np.nan)
     if last is None:
         return _SurfaceFit(start, np.eye(len(strain_basis)), residuals, 0.0)
     residuals[last.contacts.rows] = last.contacts.heights
     covariance = last.estimate_scaled_change_covariance(_CELL)[6:, 6:] / last.radius**2
-    return _SurfaceFit(transform, covariance, residuals, _measure_systematic_heights(last, normals))
+    return _SurfaceFit(transform, covariance, residuals, _measure_systematic_mean_square(last, normals))
 
 
-def _build_mutual_equations(
+def _build_mutual_equations_and_get_normals(
     surfaces: _Surfaces, transform: Floats, strain_basis: Floats, max_distance: float
 ) -> tuple[PlaneEquations | None, Floats]:
     """Return the equations of the contacts that both scans confirm, and the normals [N, 3] of the moved points."""
-    points, normals = surfaces.move_samples(transform)
+    points, normals = surfaces.transform_sampled_points_and_normals(transform)
     contacts = surfaces.find_mutual_contacts(transform, points, normals, max_distance)
     return build_plane_equations_if_possible(surfaces.target, points, contacts, strain_basis), normals
 
 
-def _measure_systematic_around_bend(surfaces: _Surfaces, transform: Floats) -> tuple[float, float]:
+def _fit_bend_and_measure_systematic_squares(surfaces: _Surfaces, transform: Floats) -> tuple[float, float]:
     """Fit a displacement that is quadratic in the place; return the systematic mean squares before and after it."""
     planes = surfaces.target
-    start, normals = surfaces.move_samples(transform)
+    start, normals = surfaces.transform_sampled_points_and_normals(transform)
 
     def measure(points: Floats) -> float:
-        contacts = find_contacts(planes, points, normals, _BEND_REACHES[-1])
+        contacts = find_contacts_with_planes(planes, points, normals, _BEND_REACHES[-1])
         equations = build_plane_equations_if_possible(planes, points, contacts, _RIGID)
-        return 0.0 if equations is None else _measure_systematic_heights(equations, normals)
+        return 0.0 if equations is None else _measure_systematic_mean_square(equations, normals)
 
     before = measure(start)
     if before < _MIN_BENT**2:
@@ -337,7 +337,7 @@ def _measure_systematic_around_bend(surfaces: _Surfaces, transform: Floats) -> t
     terms = np.stack((np.ones(len(arm)), x, y, z, x * x, y * y, z * z, x * y, x * z, y * z), 1)
     mapped = start
     for max_distance in _BEND_REACHES:
-        contacts = find_contacts(planes, mapped, normals, max_distance)
+        contacts = find_contacts_with_planes(planes, mapped, normals, max_distance)
         goal_normals = planes.normals[contacts.partner]
         rows = (terms[contacts.rows, :, None] * goal_normals[:, None]).reshape(len(contacts.rows), -1)
         weights = np.minimum(1.0, 0.5 / np.maximum(np.abs(contacts.heights), 1e-9))
@@ -347,7 +347,7 @@ def _measure_systematic_around_bend(surfaces: _Surfaces, transform: Floats) -> t
     return before, measure(mapped)
 
 
-def _measure_systematic_heights(equations: PlaneEquations, normals: Floats) -> float:
+def _measure_systematic_mean_square(equations: PlaneEquations, normals: Floats) -> float:
     """Return the mean square of the heights over the planes that neighbours of one orientation have in common.
 
     ``normals`` [N, 3] are those of the points, of which the equations have some.
@@ -380,13 +380,13 @@ def _extract_symmetric_stretch(linear_map: Floats) -> Floats:
     return stretch
 
 
-def _is_credible(transform: Floats) -> bool:
+def _has_credible_stretch(transform: Floats) -> bool:
     """Return whether an affine map stretches no direction so much that only few or flat matches explain it."""
     sizes = np.linalg.svd(transform[:3, :3], compute_uv=False)
     return bool(np.exp(-_MAX_CREDIBLE) <= sizes.min() and sizes.max() <= np.exp(_MAX_CREDIBLE))
 
 
-def find_shape_change_of_matches(
+def explain_matches_by_shape_change(
     transform: Floats, source: Floats, target: Floats, max_distance: float
 ) -> Explanation | None:
     """Return the change of shape that brings far more matches [M, 3] together than the pose; None without one."""
@@ -402,7 +402,7 @@ def find_shape_change_of_matches(
     if counts[1] >= _MIN_SIMILAR_RATIO * counts[2]:
         scale = 1 / float(np.cbrt(np.linalg.det(similar[:3, :3])))
         return Explanation(describe_scale(scale), "scale")
-    if not _is_credible(affine):
+    if not _has_credible_stretch(affine):
         return None
     values, axes = np.linalg.eigh(_extract_symmetric_stretch(affine[:3, :3]))
     largest = int(np.abs(np.log(values)).argmax())

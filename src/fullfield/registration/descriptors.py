@@ -107,16 +107,16 @@ def compute_normals_and_shapes(
     pairs = neighbors.offsets.numpy(), neighbors.indices.numpy()
     normals, shapes = np.empty((len(centres), 3)), np.empty((0 if shape_radius is None else len(centres), 4))
     limit = float(radius if shape_radius is None else shape_radius)
-    run_on_all_threads(len(centres), lambda a, b: kernel(cloud, centres, *pairs, limit, normals, shapes, a, b))
+    run_ranges_on_all_threads(len(centres), lambda a, b: kernel(cloud, centres, *pairs, limit, normals, shapes, a, b))
     return normals, shapes
 
 
 kernels = KernelModule(f"{__package__}._cpu_kernels", "descriptor kernels")
 
 
-def run_on_all_threads(item_count: int, task: Any) -> None:
+def run_ranges_on_all_threads(item_count: int, run_range: Any) -> None:
     """Run ``task(first row, last row)`` on all threads."""
-    run_task_on_ranges(item_count, _GRAIN, torch.get_num_threads(), task)
+    run_task_on_ranges(item_count, _GRAIN, torch.get_num_threads(), run_range)
 
 
 def compute_fpfh_histograms(
@@ -133,14 +133,16 @@ def compute_fpfh_histograms(
         else neighbors
     )
     pairs = neighbors.offsets.numpy(), neighbors.indices.numpy()
-    surface = join_points_and_normals(points, normals)
+    surface = pack_points_and_normals(points, normals)
     own, averaged = (np.zeros((len(points), width), np.float32) for width in (compiled.ROW, 3 * BINS))
-    run_on_all_threads(len(points), lambda a, b: compiled.compute_pair_histograms(surface, *pairs, own, a, b))
-    run_on_all_threads(len(points), lambda a, b: compiled.sum_weighted_histograms(surface, *pairs, own, averaged, a, b))
+    run_ranges_on_all_threads(len(points), lambda a, b: compiled.compute_pair_histograms(surface, *pairs, own, a, b))
+    run_ranges_on_all_threads(
+        len(points), lambda a, b: compiled.average_neighbor_histograms(surface, *pairs, own, averaged, a, b)
+    )
     return averaged.astype(np.float64)
 
 
-def join_points_and_normals(points: Any, normals: Any) -> NDArray[np.float32]:
+def pack_points_and_normals(points: Any, normals: Any) -> NDArray[np.float32]:
     """Return the kernels' flat array of points [N, 3] and normals [N, 3]: eight numbers for each, the last two zero."""
     rows = np.zeros((len(points), 8), np.float32)
     rows[:, :3], rows[:, 3:6] = points, normals

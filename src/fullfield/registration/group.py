@@ -77,10 +77,10 @@ def register_group(
         if progress is not None:
             progress(number / len(numbers), f"registering cloud {source + 1} with cloud {target + 1}")
         registrations[source, target] = register_clouds(points[source], points[target], settings or Settings())
-    return combine_registrations(points, registrations)
+    return fit_group_poses_dropping_contradictions(points, registrations)
 
 
-def combine_registrations(
+def fit_group_poses_dropping_contradictions(
     points: Sequence[Floats], registrations: Mapping[tuple[int, int], Registration]
 ) -> GroupRegistration:
     """Fit one pose to each cloud, given the registrations of pairs (source, target).
@@ -91,7 +91,7 @@ def combine_registrations(
     edges = {pair: registration for pair, registration in registrations.items() if registration.success}
     dropped = dict[tuple[int, int], Registration]()
     while True:
-        frame = _find_largest_group(len(points), edges)[0]
+        frame = _find_largest_connected_group(len(points), edges)[0]
         poses = _fit_group_poses(corners, edges, frame)
         residuals = {
             pair: _compute_registration_residual(corners, poses, pair, registration) / registration.voxel
@@ -111,9 +111,9 @@ def combine_registrations(
     return GroupRegistration(tuple(poses), tuple(results.values()), tuple(results[pair] for pair in dropped), frame)
 
 
-def _find_largest_group(count: int, pairs: Collection[tuple[int, int]]) -> list[int]:
+def _find_largest_connected_group(cloud_count: int, pairs: Collection[tuple[int, int]]) -> list[int]:
     """Return the numbers of the clouds in the largest group that ``pairs`` connect, the earliest of equal ones."""
-    groups = [[number] for number in range(count)]
+    groups = [[number] for number in range(cloud_count)]
     for pair in pairs:
         connected = [group for group in groups if not set(group).isdisjoint(pair)]
         groups = [group for group in groups if group not in connected] + [sorted(chain.from_iterable(connected))]

@@ -48,7 +48,7 @@ from fullfield.registration.scan import (
     NORMAL_RADIUS,
     Descriptors,
     compute_root_fpfh,
-    select_one_per_cell,
+    select_one_index_per_cell,
 )
 
 MAX_BYTES = 10_000_000
@@ -60,7 +60,7 @@ PUBLISHED = "descriptor"
 _NAME = "descriptor"  # of the configuration in a file's header
 
 
-def fetch_descriptor(progress: DownloadProgress | None = None) -> Path:
+def fetch_published_descriptor_file(progress: DownloadProgress | None = None) -> Path:
     """Return the file of the published descriptor, of a checkout or downloaded; ``progress`` as :func:`fetch_weights`.
 
     Raises:
@@ -121,7 +121,7 @@ def prepare_network_levels(
     inputs, links = [prepare_network_input(fine_points, rows, with_surroundings=with_surroundings)], list[Links]()
     for _ in range(1, resolution_count):
         fine_points = fine_points[rows] / 2
-        rows = select_one_per_cell(fine_points, 1.0)
+        rows = select_one_index_per_cell(fine_points, 1.0)
         inputs.append(prepare_network_input(fine_points, rows, with_surroundings=with_surroundings))
         distances, linked = find_nearest(fine_points[rows], fine_points, min(LINKED, len(rows)))
         links.append(_build_interpolation_links(*(torch.from_numpy(array) for array in (rows, linked, distances))))
@@ -264,16 +264,16 @@ class LearnedDescriptor:
     ) -> LearnedDescriptor:
         """Load the published descriptor, of a checkout or downloaded; benchmarks/notes/descriptor.md has its training.
 
-        Arguments and errors as :func:`fetch_descriptor`.
+        Arguments and errors as :func:`fetch_published_descriptor_file`.
         """
-        return cls.load(fetch_descriptor(progress), device)
+        return cls.load(fetch_published_descriptor_file(progress), device)
 
     @property
     def device(self) -> torch.device:
         """Device of the model, which computes the descriptors."""
         return next(self.model.parameters()).device
 
-    def encode(self) -> bytes:
+    def encode_as_safetensors(self) -> bytes:
         """Encode weights (float32, safetensors) and configuration; the same weights give the same bytes.
 
         Raises InputError where that would be more than :data:`MAX_BYTES`.
@@ -288,8 +288,8 @@ class LearnedDescriptor:
         return content
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`encode` to a file."""
-        content = self.encode()
+        """Write :meth:`encode_as_safetensors` to a file."""
+        content = self.encode_as_safetensors()
         with write_atomically(path) as temporary:
             temporary.write_bytes(content)
 

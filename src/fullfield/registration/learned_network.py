@@ -27,7 +27,7 @@ from fullfield.ops.point_conv import PointGeometry, point_conv
 from fullfield.ops.point_conv.geometry import build_geometry_from_sorted_triplets
 from fullfield.ops.point_conv.triplets import Triplets, can_pack_index_and_cell, count_index_bits
 from fullfield.registration.cuda import Describer
-from fullfield.registration.descriptors import join_points_and_normals, kernels, run_on_all_threads
+from fullfield.registration.descriptors import kernels, pack_points_and_normals, run_ranges_on_all_threads
 
 RINGS = (3.0, 5.5, 8.0)
 """Distances, voxels; the last is how far a layer sees."""
@@ -119,11 +119,11 @@ def _bin_neighbors_on_cpu(points: Tensor, normals: Tensor, neighbors: Neighbors)
     count, entries = points.shape[0], int(neighbors.offsets[-1]) - points.shape[0]
     neighbors_per_cell = torch.empty(count, CELLS, dtype=torch.float32)
     packed = torch.empty(entries, dtype=torch.int32)
-    surface = join_points_and_normals(*(tensor.detach().numpy() for tensor in (points, normals)))
+    surface = pack_points_and_normals(*(tensor.detach().numpy() for tensor in (points, normals)))
     inputs = surface, neighbors.offsets.numpy(), neighbors.indices.numpy(), np.array(_EDGES, np.float32)
     outputs = neighbors_per_cell.numpy(), packed.numpy().view(np.uint32)
-    kernel = kernels().sort_neighbors_by_cell
-    run_on_all_threads(count, lambda first, last: kernel(*inputs, BITS, *outputs, first, last))
+    kernel = kernels().sort_and_count_neighbors_by_cell
+    run_ranges_on_all_threads(count, lambda first, last: kernel(*inputs, BITS, *outputs, first, last))
     rows = neighbors.offsets - torch.arange(count + 1)
     return neighbors_per_cell, Triplets(rows, packed, torch.empty(0, dtype=torch.uint8))
 
@@ -144,8 +144,8 @@ def _append_ring_means_and_shares_on_cpu(
         len(RINGS),
         properties.numpy(),
     )
-    run_on_all_threads(
-        len(features), lambda first, last: compiled.compute_ring_means_and_shares(*arguments, first, last)
+    run_ranges_on_all_threads(
+        len(features), lambda first, last: compiled.compute_ring_means_and_root_shares(*arguments, first, last)
     )
     return properties
 
@@ -157,7 +157,7 @@ class Links(NamedTuple):
     nearest: Tensor  # [N, LINKED] int64: coarse points near each finer one
     weights: Tensor  # [N, LINKED] float32: their weights in an interpolation, of sum 1
 
-    def interpolate_finer(self, values: Tensor) -> Tensor:
+    def interpolate_at_finer_points(self, values: Tensor) -> Tensor:
         """Interpolate values [N', C] of the coarser cloud at the finer one's points, [N, C]."""
         return nn.functional.embedding_bag(self.nearest, values, per_sample_weights=self.weights, mode="sum")
 
@@ -235,11 +235,14 @@ class DescriptorNetwork(nn.Module):
         properties, states = list[Tensor](), list[Tensor]()
         for stage, level in zip(stages, coarser, strict=True):
             properties.append(self.concatenate_ring_means_and_root_shares(level.features, level.surroundings))
-            state = stage.reduce_features(properties[-1], state[level.links.kept], level.surroundings)
+            state = stage.compute_coarse_features(properties[-1], state[level.links.kept], level.surroundings)
             states.append(state)
         addition, seen = stages[-1].direct(properties[-1]), states[-1]
         for at in reversed(range(len(coarser))):
-            addition, seen = coarser[at].links.interpolate_finer(addition), coarser[at].links.interpolate_finer(seen)
+            addition, seen = (
+                coarser[at].links.interpolate_at_finer_points(addition),
+                coarser[at].links.interpolate_at_finer_points(seen),
+            )
             if at:
                 addition = addition + stages[at - 1].direct(properties[at - 1])
                 seen = self.up[at - 1](seen) + states[at - 1]
@@ -259,7 +262,7 @@ class CoarseStage(nn.Module):
         self.direct = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float32)
         nn.init.zeros_(self.direct.weight)
 
-    def reduce_features(self, properties: Tensor, finer: Tensor, surroundings: Surroundings) -> Tensor:
+    def compute_coarse_features(self, properties: Tensor, finer: Tensor, surroundings: Surroundings) -> Tensor:
         """Compute features [N', C] from what is known of the cloud and the finer cloud's features of its points."""
         state: Tensor = self.enter(properties) + self.finer(finer)
         out: Tensor = state + self.layer(state, surroundings)

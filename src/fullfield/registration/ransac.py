@@ -64,8 +64,8 @@ def search_pose_hypotheses(
     keep = np.ones(iterations, bool)
     corners, source_axes, target_axes = triples.T.copy(), source.T.copy(), target.T.copy()
     for i, j in ((0, 1), (1, 2), (2, 0)):
-        source_edges = _measure_distances(source_axes, corners[i], corners[j])
-        target_edges = _measure_distances(target_axes, corners[i], corners[j])
+        source_edges = _measure_distances_between_indices(source_axes, corners[i], corners[j])
+        target_edges = _measure_distances_between_indices(target_axes, corners[i], corners[j])
         shorter, longer = np.minimum(source_edges, target_edges), np.maximum(source_edges, target_edges)
         keep &= (shorter >= EDGE_RATIO * longer) & (shorter >= 2 * threshold)
     triples = _select_distinct_triples(triples[keep], len(source))
@@ -79,7 +79,9 @@ def search_pose_hypotheses(
         counts = _count_inliers(poses, source[preview], target[preview], threshold)
         poses = poses[np.sort(np.argsort(-counts, kind="stable")[:_PREVIEWED])]
     counts = _count_inliers(poses, source, target, threshold)
-    return _select_distinct_hypotheses(poses[np.argsort(-counts, kind="stable")], source, target, threshold, max_count)
+    return _refit_and_select_distinct_hypotheses(
+        poses[np.argsort(-counts, kind="stable")], source, target, threshold, max_count
+    )
 
 
 def estimate_scale_from_matches(
@@ -119,9 +121,9 @@ def estimate_scale_from_matches(
     return float(scales[is_close][_count_inliers(poses[is_close], source, target, threshold).argmax()])
 
 
-def _measure_distances(axes: Floats, first: Ints, second: Ints) -> Floats:
+def _measure_distances_between_indices(axes: Floats, first_indices: Ints, second_indices: Ints) -> Floats:
     """Return the distances [K] between points [3, N] of these numbers [K], one coordinate at a time for speed."""
-    x, y, z = (coordinates[first] - coordinates[second] for coordinates in axes)
+    x, y, z = (coordinates[first_indices] - coordinates[second_indices] for coordinates in axes)
     distances: Floats = np.sqrt(x * x + y * y + z * z)
     return distances
 
@@ -153,7 +155,7 @@ def _count_inliers(poses: Floats, source: Floats, target: Floats, threshold: flo
     return counts
 
 
-def _select_distinct_hypotheses(
+def _refit_and_select_distinct_hypotheses(
     poses: Floats, source: Floats, target: Floats, threshold: float, max_count: int
 ) -> list[Hypothesis]:
     """Fit the first poses to their inliers, and leave out those that move the matches as a better one does."""

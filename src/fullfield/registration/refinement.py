@@ -13,7 +13,7 @@ from fullfield.io.pointcloud import orthonormalize_pose
 from fullfield.registration.descriptors import Floats, find_nearest, is_close_to_any
 from fullfield.registration.packages import import_module_of_extra
 from fullfield.registration.ransac import apply_transform
-from fullfield.registration.scan import compute_median_point, select_one_per_cell, take_finite_points
+from fullfield.registration.scan import compute_median_point, select_one_index_per_cell, take_finite_points
 
 _NEIGHBORS = 20
 _MIN_POINTS = 3
@@ -27,11 +27,11 @@ class Refiner:
     def __init__(self, source: Floats, target: Floats) -> None:
         self._gicp = import_module_of_extra("small_gicp")
         self._points, self._goal = source, target
-        self._target, self._tree = self._prepare_points(target)
+        self._target, self._tree = self._build_cloud_with_covariances_and_tree(target)
         self._is_candidate: NDArray[np.bool_] | None = None  # of the last step, whose candidates are prepared
         self._candidates: Any = None
 
-    def _prepare_points(self, points: Floats) -> tuple[Any, Any]:
+    def _build_cloud_with_covariances_and_tree(self, points: Floats) -> tuple[Any, Any]:
         cloud = self._gicp.PointCloud(points)
         tree = self._gicp.KdTree(cloud)
         self._gicp.estimate_covariances(cloud, tree, min(_NEIGHBORS, len(points)))
@@ -48,7 +48,7 @@ class Refiner:
                 break
             if self._is_candidate is None or not np.array_equal(is_candidate, self._is_candidate):
                 self._is_candidate = is_candidate
-                self._candidates, _ = self._prepare_points(self._points[is_candidate])
+                self._candidates, _ = self._build_cloud_with_covariances_and_tree(self._points[is_candidate])
             result = self._gicp.align(
                 self._target,
                 self._candidates,
@@ -98,9 +98,9 @@ def measure_true_overlap(
         apply_transform(pose, clouds[0]) - middle,
         clouds[1] - middle,
     )  # small numbers for any coordinates
-    thinned = transformed[select_one_per_cell(transformed, max_distance)]
+    thinned = transformed[select_one_index_per_cell(transformed, max_distance)]
     if refine and min(len(thinned), len(goal)) >= _MIN_CELLS:
-        thinned_goal = goal[select_one_per_cell(goal, max_distance)]
+        thinned_goal = goal[select_one_index_per_cell(goal, max_distance)]
         correction = Refiner(thinned / max_distance, thinned_goal / max_distance)(np.eye(4), _REACHES)
         correction[:3, 3] *= max_distance
         if _is_small_correction(correction):

@@ -140,7 +140,7 @@ def find_rivals(
     )
     rivals, compared, unsettled = list[Rival](), list[Floats](), list[tuple[Rival, Observability]]()
     for candidate in (*known_poses, *(motion @ best_transform for motion in motions)):
-        if not _brings_surfaces_together(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
+        if not _is_surface_close_and_parallel(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
             continue
         roughly = refine_pose_on_planes(planes, points[:_SCREENED], normals[:_SCREENED], candidate, _WIDE_REACHES)
         if _is_near_any(roughly, (best_transform, *compared), points, _SAME_BASIN):
@@ -151,7 +151,7 @@ def find_rivals(
         ):
             continue
         compared.append(refined)
-        contradicted_fraction, previewed = contest.compare_pose_on_sample(refined)
+        contradicted_fraction, previewed = contest.measure_contradiction_and_compare_on_sample(refined)
         is_clearly_refuted = contradicted_fraction > _NOT_SYMMETRIC and previewed.margin_against > _CLEAR
         if is_clearly_refuted or previewed.confirmed_ratio < _MIN_PREVIEWED:
             continue
@@ -181,7 +181,7 @@ class _Contest(NamedTuple):
     windows: Windows
     best_constraint: float
 
-    def compare_pose_on_sample(self, transform: Floats) -> tuple[float, Rival]:
+    def measure_contradiction_and_compare_on_sample(self, transform: Floats) -> tuple[float, Rival]:
         """Compare every :data:`_STEP`-th point; also return the share of contradicted ones."""
         agreement = self.comparison(transform, _STEP)
         rival = _compare_rival_with_best(transform, agreement, self.sampled_agreement, points_per_flag=_STEP)
@@ -227,13 +227,16 @@ class _Contest(NamedTuple):
         it confirms and contradicts shows where it belongs.
         """
         direction = observability.directions[observability.significance.argmin()]
-        transform, margin = rival.transform, self.compare_pose_on_sample(rival.transform)[1].margin_against
+        transform, margin = (
+            rival.transform,
+            self.measure_contradiction_and_compare_on_sample(rival.transform)[1].margin_against,
+        )
         for step, max_count in _SLIDES:
             for displacement in (step, -step):
-                motion, count = observability.build_motion(displacement * direction), 0
+                motion, count = observability.build_transform_of_motion(displacement * direction), 0
                 while count < max_count:
                     trial = motion @ transform
-                    trial_margin = self.compare_pose_on_sample(trial)[1].margin_against
+                    trial_margin = self.measure_contradiction_and_compare_on_sample(trial)[1].margin_against
                     if trial_margin >= margin:
                         break
                     transform, margin, count = trial, trial_margin, count + 1
@@ -311,7 +314,7 @@ def _get_lowest_significance_or_zero(observability: Observability | None) -> flo
     return 0.0 if observability is None else float(observability.significance.min())
 
 
-def _brings_surfaces_together(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> bool:
+def _is_surface_close_and_parallel(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> bool:
     """Return whether surfaces come near each other, most of them along each other, before any fit."""
     distance, partner = find_nearest_in_tree(planes.tree, apply_transform(transform, points))
     is_close = distance <= _MAX_DISTANCE

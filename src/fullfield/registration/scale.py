@@ -32,7 +32,7 @@ def replace_refusal_if_scale_explains(
     pose is accepted and far more matches agree in it. A ratio of the extents that no registration confirms is only a
     hint, unless too few points were left at the voxel that fits the other cloud.
     """
-    both_extents = [_measure_box_diagonal(points) for points in clouds]
+    both_extents = [_measure_core_box_diagonal(points) for points in clouds]
     if min(both_extents) <= 0:
         return refused
     extent_ratio = both_extents[0] / both_extents[1]
@@ -105,6 +105,6 @@ def _list_plausible_factors(refused: Registration, extent_ratio: float, search: 
     return [factor for factor in factors if max(factor, 1 / factor) >= _MIN_RATIO]
 
 
-def _measure_box_diagonal(points: Floats) -> float:
+def _measure_core_box_diagonal(points: Floats) -> float:
     """Return the diagonal of the box around most of the points."""
     return float(np.linalg.norm(np.ptp(np.quantile(points, (0.05, 0.95), axis=0), axis=0)))

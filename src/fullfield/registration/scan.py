@@ -94,8 +94,8 @@ def thin_and_describe_scan(points: Floats, describe: Describe | None = None) -> 
 
 def thin_points_and_list_voxel_rows(points: Floats) -> tuple[Floats, Ints]:
     """Keep one of ``points`` per half voxel [F, 3]; also return the rows [N] that remain at one per voxel."""
-    fine = points[select_one_per_cell(points, 0.5)]
-    return fine, select_one_per_cell(fine, 1.0)
+    fine = points[select_one_index_per_cell(points, 0.5)]
+    return fine, select_one_index_per_cell(fine, 1.0)
 
 
 def compute_root_fpfh(points: Floats, normals: Floats, neighbors: Neighbors | None = None) -> Floats:
@@ -106,7 +106,7 @@ def compute_root_fpfh(points: Floats, normals: Floats, neighbors: Neighbors | No
     return np.sqrt(compute_fpfh_histograms(points, normals, FEATURE_RADIUS, neighbors))
 
 
-def select_one_per_cell(points: Floats, cell_size: float) -> Ints:
+def select_one_index_per_cell(points: Floats, cell_size: float) -> Ints:
     """Return the indices of ``points`` that remain when each cubic cell of that edge keeps one."""
     indices: Ints = grid_downsample(torch.from_numpy(np.ascontiguousarray(points)), cell_size).indices.numpy()
     return indices
@@ -159,19 +159,21 @@ def _compute_median_spacing(points: Floats) -> float:
     sampled = _sample_points(points, _SPACING_SAMPLE)
     if len(points) > _SAMPLE:
         # A tree of millions of points takes seconds, and the neighbours in a part of them bound the distances.
-        bounds = _measure_nearest_distances(_sample_points(points), sampled)
+        bounds = _measure_distances_to_other_places(_sample_points(points), sampled)
         radius = float(np.sort(bounds)[int(_BOUND_QUANTILE * len(bounds))])
         if np.isfinite(radius):
-            distances = _measure_nearest_distances(_select_points_around(sampled, points, radius), sampled)
+            distances = _measure_distances_to_other_places(
+                _select_points_roughly_within(sampled, points, radius), sampled
+            )
             distances = distances[np.isfinite(distances)]
             if (distances <= radius).sum() > len(distances) / 2 + 1:  # those beyond are wrong, but not in the middle
                 return float(np.median(distances))
-    distances = _measure_nearest_distances(points, sampled)
+    distances = _measure_distances_to_other_places(points, sampled)
     distances = distances[np.isfinite(distances)]
     return float(np.median(distances)) if len(distances) else 0.0
 
 
-def _select_points_around(centers: Floats, points: Floats, radius: float) -> Floats:
+def _select_points_roughly_within(centers: Floats, points: Floats, radius: float) -> Floats:
     """Return all of ``points`` within ``radius`` of a center, and some others: cells are told apart by a hash."""
     table, offsets = np.zeros(1 << _HASH_BITS, bool), np.indices((3, 3, 3)).reshape(3, -1).T - 1
     chunks = np.array_split(points, -(-len(points) // _HASHED))
@@ -186,7 +188,7 @@ def _hash_cells(cells: Ints) -> Ints:
     return mixed & ((1 << _HASH_BITS) - 1)
 
 
-def _measure_nearest_distances(points: Floats, sampled: Floats) -> Floats:
+def _measure_distances_to_other_places(points: Floats, sampled: Floats) -> Floats:
     """Return the distance [M] from each sampled point to the nearest at another place, infinite with eight copies."""
     distances, _ = find_nearest(points, sampled, min(len(points), _COPIES))
     distances[distances <= 0.0] = np.inf

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fullfield.registration.contacts import Agreement, SurfaceComparison, measure_distinctive_contradiction
-from fullfield.registration.deformation import Deformation, find_shape_change_of_matches, measure_deformation
+from fullfield.registration.contacts import Agreement, SurfaceComparison, measure_unusual_contradicted_fraction
+from fullfield.registration.deformation import Deformation, explain_matches_by_shape_change, measure_deformation
 from fullfield.registration.descriptors import Floats, Ints, find_mutual_matches
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.observability import measure_observability
@@ -150,7 +150,7 @@ def _search_pose_and_check_retry(
     if not poses:
         return _build_refusal_without_pose(pair, voxel, hypotheses), True
     report(0.8, "refining")
-    weighed = _refine_poses(pair, poses, max_distances)
+    weighed = _refine_and_rank_poses(pair, poses, max_distances)
     report(0.95, "judging")
     evidence, pose = weighed[0]
     other_poses += [other for _, other in weighed[1:]]
@@ -202,7 +202,7 @@ def _measure_doubts(
         if compute_rms_distance_between_poses(pose, other, pair.source.points) > _DIFFERENT
     ]
     return Doubts(
-        measure_distinctive_contradiction(agreement, pair.source, pair.target),
+        measure_unusual_contradicted_fraction(agreement, pair.source, pair.target),
         max(inliers, default=0) / max(evidence.inliers, 1),
         is_doubtful,
     )
@@ -240,7 +240,7 @@ def _build_refusal_without_pose(pair: _Pair, voxel: float, hypotheses: list[Hypo
         return build_refusal(reason, "overlap", voxel, count)
     matched_points = pair.matched_points
     if hypotheses:
-        explanation = find_shape_change_of_matches(
+        explanation = explain_matches_by_shape_change(
             hypotheses[0].transform, matched_points[:, 0], matched_points[:, 1], MAX_INLIER_DISTANCE
         )
         if explanation is not None:
@@ -249,7 +249,9 @@ def _build_refusal_without_pose(pair: _Pair, voxel: float, hypotheses: list[Hypo
     return build_refusal(reason, "overlap", voxel, count)
 
 
-def _refine_poses(pair: _Pair, poses: list[Floats], max_distances: tuple[float, ...]) -> list[tuple[Evidence, Floats]]:
+def _refine_and_rank_poses(
+    pair: _Pair, poses: list[Floats], max_distances: tuple[float, ...]
+) -> list[tuple[Evidence, Floats]]:
     """Refine the poses, the promising ones on all points and the likely ones until they stop moving."""
     source, target, limits = pair.source, pair.target, pair.limits
     coarse = Refiner(source.points, target.points)
@@ -308,7 +310,7 @@ def _judge_pose_or_better_rival(
         agreement = pair.compare(pose)
         if agreement.contradicted_fraction > MAX_CONTRADICTION:
             reason = f"{agreement.contradicted_fraction:.0%} of what both clouds show contradicts the best pose"
-            explanation = _find_deformation(pair, pose, agreement).explanation
+            explanation = _measure_deformation_or_explain_by_matches(pair, pose, agreement).explanation
             if explanation is not None:
                 return _Judgement(Objection(*explanation), pose)
             return _Judgement(Objection(reason, "contradiction", is_certain=False), pose)
@@ -328,7 +330,7 @@ def _judge_pose_or_better_rival(
             objection = Objection(reason, "repetition", max_confidence=BELOW_HALF, alternatives=alternatives)
             return _Judgement(objection, pose)
         evidence, pose = weighed[0]
-    deformation = _find_deformation(pair, pose, agreement)
+    deformation = _measure_deformation_or_explain_by_matches(pair, pose, agreement)
     if deformation.explanation is not None:
         return _Judgement(Objection(*deformation.explanation), pose)
     changed = _find_change_objection(pair, pose, agreement, windows)
@@ -371,18 +373,18 @@ def _build_weakness_objection(pair: _Pair, evidence: Evidence, pose: Floats) -> 
         if free is not None:
             return free._replace(is_certain=False)
     matched_points = pair.matched_points
-    explanation = find_shape_change_of_matches(pose, matched_points[:, 0], matched_points[:, 1], MAX_INLIER_DISTANCE)
+    explanation = explain_matches_by_shape_change(pose, matched_points[:, 0], matched_points[:, 1], MAX_INLIER_DISTANCE)
     if explanation is not None:
         return Objection(*explanation, is_certain=False)
     return Objection(evidence.reason or "", "overlap", is_certain=False, max_confidence=BELOW_HALF)
 
 
-def _find_deformation(pair: _Pair, pose: Floats, agreement: Agreement) -> Deformation:
+def _measure_deformation_or_explain_by_matches(pair: _Pair, pose: Floats, agreement: Agreement) -> Deformation:
     matched_points = pair.matched_points
     deformation = measure_deformation(pose, pair.source, pair.target, matched_points, pair.compare, agreement)
     if deformation.explanation is not None:
         return deformation
-    explanation = find_shape_change_of_matches(pose, matched_points[:, 0], matched_points[:, 1], MAX_INLIER_DISTANCE)
+    explanation = explain_matches_by_shape_change(pose, matched_points[:, 0], matched_points[:, 1], MAX_INLIER_DISTANCE)
     return deformation._replace(explanation=explanation)
 
 
@@ -409,8 +411,8 @@ def _find_distant_start_objection(pair: _Pair, evidence: Evidence, search: Searc
     """Return an objection where refinement from the initial pose misses a pose that a search finds."""
     if evidence.accepted or search.start is None:
         return None
-    best = _find_best_by_ransac(pair.matched_points, search)
-    searched = None if best is None else _refine_poses(pair, [best[0]], _REACHES)[0][0]
+    best = _find_best_pose_and_inlier_count(pair.matched_points, search)
+    searched = None if best is None else _refine_and_rank_poses(pair, [best[0]], _REACHES)[0][0]
     if searched is None or not searched.accepted:
         return None
     return Objection(
@@ -429,14 +431,14 @@ def _find_reflection_objection(pair: _Pair, evidence: Evidence, search: Search) 
     """
     mirrored = pair.matched_points
     mirrored[:, 0] *= (-1.0, 1.0, 1.0)
-    best = _find_best_by_ransac(mirrored, search)
+    best = _find_best_pose_and_inlier_count(mirrored, search)
     reflected = 0 if best is None else best[1]
     min_reflected = 0.0 if evidence.accepted else max(_MIN_REFLECTED, _MIN_REFLECTED_FRACTION * evidence.matches)
     if reflected < max(_MIRRORED * evidence.inliers, min_reflected):
         return None
     inliers = evidence.inliers
     if search.start is not None:
-        searched = _find_best_by_ransac(pair.matched_points, search)
+        searched = _find_best_pose_and_inlier_count(pair.matched_points, search)
         inliers = max(inliers, 0 if searched is None else searched[1])
     if reflected < _MIRRORED * inliers:
         return None
@@ -450,7 +452,7 @@ def _find_reflection_objection(pair: _Pair, evidence: Evidence, search: Search) 
 
 def _register_by_ransac(matched_points: Floats, search: Search, voxel: float) -> Registration:
     """Return RANSAC's best pose of the matches [M, 2, 3], in voxels, without judging it."""
-    best = _find_best_by_ransac(matched_points, search)
+    best = _find_best_pose_and_inlier_count(matched_points, search)
     if best is None:
         return build_refusal(
             f"no pose was found that 3 of {len(matched_points)} matches agree on", "overlap", voxel, len(matched_points)
@@ -462,7 +464,7 @@ def _register_by_ransac(matched_points: Floats, search: Search, voxel: float) ->
     )
 
 
-def _find_best_by_ransac(matched_points: Floats, search: Search) -> tuple[Floats, int] | None:
+def _find_best_pose_and_inlier_count(matched_points: Floats, search: Search) -> tuple[Floats, int] | None:
     """Return the pose that most matches [M, 2, 3] agree on, and its inliers (:data:`MAX_INLIER_DISTANCE`)."""
     best = search_pose_hypotheses(
         matched_points[:, 0], matched_points[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, max_count=1

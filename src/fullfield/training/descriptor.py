@@ -20,7 +20,7 @@ from fullfield.io.pointcloud import orthonormalize_pose
 from fullfield.ops.devices import AUTO, resolve_device
 from fullfield.registration import LearnedDescriptor, read_pose
 from fullfield.registration.descriptors import Floats
-from fullfield.registration.learned import fetch_descriptor
+from fullfield.registration.learned import fetch_published_descriptor_file
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply_transform
 from fullfield.registration.scan import take_finite_points
@@ -180,13 +180,13 @@ def train_descriptor(
         torch.default_generator.manual_seed(training.seed)
         model = DescriptorNetwork(training.descriptor)
     descriptor = LearnedDescriptor(model)
-    descriptor.encode()  # a network that is too large is refused before it is trained
+    descriptor.encode_as_safetensors()  # a network that is too large is refused before it is trained
     settings = training.as_dict()
     del settings["start"]  # the file's checksum counts, not its path
     recipe: dict[str, Any] = {"training": settings}
     if training.start is not None:
         recipe["start"] = _load_initial_weights_and_get_checksum(
-            model, fetch_descriptor() if training.start == "learned" else Path(training.start)
+            model, fetch_published_descriptor_file() if training.start == "learned" else Path(training.start)
         )
     digests = [[_get_point_count_and_checksum(points) for points in pair if points is not None] for pair in real]
     training_folder = TrainingFolder(folder, {**recipe, "clouds": digests}, DescriptorRow)

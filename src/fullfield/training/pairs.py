@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fullfield.registration.descriptors import Floats, Ints, find_nearest
 from fullfield.registration.ransac import apply_transform
-from fullfield.registration.scan import CELLS, choose_voxel, select_one_per_cell
+from fullfield.registration.scan import CELLS, choose_voxel, select_one_index_per_cell
 
 RandomGenerator = np.random.Generator
 Relief = Callable[[Floats, Floats], Floats]  # heights over two coordinates along the surface, metres
@@ -316,8 +316,8 @@ def synthesize_overlapping_pair_if_possible(
             cloud = _bend_points_by_waves(view / edge, rng) @ turn.T
             centre = (cloud.min(0) + cloud.max(0)) / 2
             cloud = cloud - centre + rng.normal(scale=noise, size=cloud.shape)
-            fine = cloud[select_one_per_cell(cloud, 0.5)]
-            sides.append(PairCloud(fine, select_one_per_cell(fine, 1.0)))
+            fine = cloud[select_one_index_per_cell(cloud, 0.5)]
+            sides.append(PairCloud(fine, select_one_index_per_cell(fine, 1.0)))
             pose = np.eye(4)
             pose[:3, :3], pose[:3, 3] = turn, -centre
             poses.append(pose)
