@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fullfield.io import PointCloud, write_image, write_point_cloud
-from fullfield.registration import alignment_errors, register
+from fullfield.registration import compute_alignment_errors, register
 from fullfield.testing import sample_room_scan
 from fullfield.viz import draw_alignment
 
@@ -37,7 +37,7 @@ assert turn < 2
 # Draw both clouds before and after: the target in grey, the source coloured by its distance, blue to red.
 for name, pose in (("before", np.eye(4)), ("after", found.transform)):
     moved = torch.from_numpy(source @ pose[:3, :3].T + pose[:3, 3])
-    errors = torch.from_numpy(alignment_errors(source, target, pose, max_distance=8 * found.voxel))
+    errors = torch.from_numpy(compute_alignment_errors(source, target, pose, max_distance=8 * found.voxel))
     view = draw_alignment(torch.from_numpy(target), moved, errors, max_error=2 * found.voxel, size=(360, 480))
     write_image(f"{name}.png", view)
 write_point_cloud("aligned.ply", PointCloud(moved.numpy()))

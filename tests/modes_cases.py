@@ -39,7 +39,13 @@ from fullfield.nn.upsampling import convex_upsample
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
 from fullfield.ops._splatting import predict_next_flow
 from fullfield.ops.point_conv.geometry import compute_kernel_radius
-from fullfield.registration import LearnedDescriptor, alignment, alignment_errors, register, register_by_ransac
+from fullfield.registration import (
+    LearnedDescriptor,
+    compute_alignment_errors,
+    measure_alignment,
+    register,
+    register_by_ransac,
+)
 from fullfield.registration.scan import choose_voxel
 from fullfield.sequences import ShotSettings, follow_frames, warp_image
 from fullfield.sequences.estimation import estimate_sequence
@@ -403,20 +409,25 @@ def _scans() -> tuple[Any, Any]:
     return scan, scan @ turned[:3, :3].T + turned[:3, 3]
 
 
-@case("registration.register", "registration.choose_voxel", "registration.alignment_errors", "testing.sample_room_scan")
+@case(
+    "registration.register",
+    "registration.choose_voxel",
+    "registration.compute_alignment_errors",
+    "testing.sample_room_scan",
+)
 def _() -> Any:
     source, target = _scans()
     found = register(source, target, iterations=500, samples=200)
     assert found.transform is not None
-    return found.transform, found.confidence, choose_voxel(source, target), alignment_errors(source, target)
+    return found.transform, found.confidence, choose_voxel(source, target), compute_alignment_errors(source, target)
 
 
-@case("registration.register_by_ransac", "registration.alignment")
+@case("registration.register_by_ransac", "registration.measure_alignment")
 def _() -> Any:
     source, target = _scans()
     found = register_by_ransac(source, target, iterations=500, samples=200)
     assert found.transform is not None
-    return found.transform, alignment(source, target, found.transform, voxel=choose_voxel(source, target))
+    return found.transform, measure_alignment(source, target, found.transform, voxel=choose_voxel(source, target))
 
 
 @case("registration.LearnedDescriptor")

@@ -17,7 +17,7 @@ from fullfield.cli import progress
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.io.point_formats.coordinate_system import CoordinateSystem, SystemRecord
 from fullfield.io.pointcloud import read_coordinate_system
-from fullfield.registration import AcceptedRegistration, alignment
+from fullfield.registration import AcceptedRegistration, measure_alignment
 from fullfield.testing import sample_room_scan
 from fullfield.viz import draw_sheet
 
@@ -93,7 +93,7 @@ def test_register_viz_titles_match_report(cli: Any, scans: Path, titles: list[st
     ran = cli("register", "a.ply", "b.npy", "--viz", "check.png", "--voxel", "0.09", "--json").json
     assert titles[1] == f"after: {ran['fitness']:.1%} within 0.09, RMSE {ran['rmse']:.4g}"
     assert 0.5 < ran["fitness"] < 1
-    before = alignment(read_point_cloud(scans / "a.ply"), read_point_cloud(scans / "b.npy"), voxel=0.09)
+    before = measure_alignment(read_point_cloud(scans / "a.ply"), read_point_cloud(scans / "b.npy"), voxel=0.09)
     assert titles[0] == f"before: {before.fitness:.1%} within 0.09, RMSE {before.rmse:.4g}"
     assert before.fitness < 0.3
     np.save(scans / "far.npy", read_point_cloud(scans / "b.npy").points + np.array([500.0, 0.0, 0.0]))

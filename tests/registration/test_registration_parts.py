@@ -189,7 +189,7 @@ def test_refiner_ignores_points_without_partners() -> None:
 def test_verdict_requires_score_ratio_and_overlap() -> None:
     good = Evidence(100, 15, 0.5, 0.5, 0.9, 0.4, 0.4, FPFH_LIMITS)
     assert good.score == pytest.approx(6.75)
-    assert good.accepted
+    assert good.is_accepted
     assert good.reason is None
     sure = Doubts(0.0, 0.0, is_doubtful=False)
     assert (
@@ -203,9 +203,9 @@ def test_verdict_requires_score_ratio_and_overlap() -> None:
     assert estimate_confidence(good._replace(inliers=9000), sure) == 0.99  # certain it never is
     assert estimate_confidence(good._replace(inliers=9000), sure._replace(is_doubtful=True)) < 0.9
     assert estimate_confidence(good, sure._replace(distinctive_contradiction=1.0)) < 0.1
-    assert good._replace(limits=LEARNED_LIMITS).accepted
+    assert good._replace(limits=LEARNED_LIMITS).is_accepted
     weak = good._replace(inliers=9)
-    assert weak.accepted
+    assert weak.is_accepted
     for refused in (
         weak._replace(limits=LEARNED_LIMITS),  # it needs 6, and has 4.05
         good._replace(matches=220),  # fewer than 15 % of those that could agree
@@ -214,7 +214,7 @@ def test_verdict_requires_score_ratio_and_overlap() -> None:
         good._replace(inliers=90, overlap=0.07),
         good._replace(aligned_fraction=0.3),
     ):
-        assert not refused.accepted
+        assert not refused.is_accepted
         assert refused.reason is not None
 
 

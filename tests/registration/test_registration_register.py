@@ -19,8 +19,8 @@ from fullfield.registration import (
     AcceptedRegistration,
     RefusedRegistration,
     Registration,
-    alignment,
-    alignment_errors,
+    compute_alignment_errors,
+    measure_alignment,
     read_pose,
     register,
     register_by_ransac,
@@ -86,9 +86,9 @@ def test_register_recovers_any_pose(room: tuple[Floats, Floats]) -> None:
     assert np.array_equal(found.transform, again.transform)
     assert isinstance(found, AcceptedRegistration)
     assert found.candidate is None
-    measured = alignment(source, moved(truth, target), found.transform, voxel=found.voxel)
+    measured = measure_alignment(source, moved(truth, target), found.transform, voxel=found.voxel)
     assert measured == pytest.approx((found.fitness, found.rmse), rel=1e-6)
-    assert alignment(source, target + 100, voxel=0.1).fitness == 0
+    assert measure_alignment(source, target + 100, voxel=0.1).fitness == 0
 
 
 def test_register_by_ransac_returns_unrefined_pose(room: tuple[Floats, Floats]) -> None:
@@ -132,7 +132,7 @@ def test_register_refines_and_judges_initial_pose(room: tuple[Floats, Floats]) -
     assert isinstance(lost, RefusedRegistration)
     assert lost.transform is None
     assert lost.candidate is not None
-    there = alignment(source, moved(truth, target), lost.candidate, voxel=lost.voxel)
+    there = measure_alignment(source, moved(truth, target), lost.candidate, voxel=lost.voxel)
     assert there == pytest.approx((lost.fitness, lost.rmse), rel=1e-6, nan_ok=True)
 
 
@@ -202,16 +202,16 @@ def test_register_ignores_nonfinite_points(room: tuple[Floats, Floats]) -> None:
     holes[::7] = np.nan
     found = register(holes, target, voxel=0.09)
     assert errors(found, np.eye(4), source)[2] < 0.02
-    apart = alignment_errors(holes, target, found.transform)
+    apart = compute_alignment_errors(holes, target, found.transform)
     assert np.isnan(apart[::7]).all()
     assert np.nanmedian(apart) < 0.1
     least = float(np.nanquantile(apart, 0.9))
-    near = alignment_errors(holes, target, found.transform, max_distance=least)
+    near = compute_alignment_errors(holes, target, found.transform, max_distance=least)
     assert np.isnan(near[::7]).all()
     assert np.array_equal(near[apart <= least], apart[apart <= least])
     assert np.isinf(near[apart > least]).all()
-    assert np.isinf(alignment_errors(source, target + 100, max_distance=1.0)).all()
-    refuses("max_distance: expected a number > 0", alignment_errors, source, target, max_distance=0.0)
+    assert np.isinf(compute_alignment_errors(source, target + 100, max_distance=1.0)).all()
+    refuses("max_distance: expected a number > 0", compute_alignment_errors, source, target, max_distance=0.0)
 
 
 def test_orthonormalize_pose_refuses_non_rigid_poses() -> None:

@@ -402,20 +402,20 @@ def _write_alignment_picture(
     import torch
 
     from fullfield.io.pointcloud import transform_cloud
-    from fullfield.registration import alignment, alignment_errors
+    from fullfield.registration import compute_alignment_errors, measure_alignment
     from fullfield.registration.alignment import Alignment
     from fullfield.viz.points import draw_alignment_legend
 
     source, target = clouds
     top = args.max_error or _ERROR_VOXELS * result.voxel
     stages = (
-        ("before", np.eye(4), alignment(source, target, voxel=result.voxel)),
+        ("before", np.eye(4), measure_alignment(source, target, voxel=result.voxel)),
         ("after" if result.success else "refused", pose, Alignment(result.fitness, result.rmse)),
     )
     panels = []
     for at, (name, transform, fit) in enumerate(stages):
         progress(at / 2, f"drawing {name}")
-        errors = alignment_errors(source, target, transform, max_distance=top)
+        errors = compute_alignment_errors(source, target, transform, max_distance=top)
         transformed_points = transform_cloud(source, transform).points
         tensors = (
             torch.from_numpy(np.ascontiguousarray(values, np.float64))

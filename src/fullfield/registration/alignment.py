@@ -19,7 +19,9 @@ from fullfield.registration.scan import (
 from fullfield.registration.verdict import find_touching_points
 
 
-def alignment_errors(source: Any, target: Any, transform: Any = None, *, max_distance: float | None = None) -> Floats:
+def compute_alignment_errors(
+    source: Any, target: Any, transform: Any = None, *, max_distance: float | None = None
+) -> Floats:
     """Return the distances [N] from the points of ``source``, moved by ``transform``, to the nearest of ``target``.
 
     They are in the clouds' units, NaN for points that are not finite, and infinite beyond ``max_distance``, which saves
@@ -52,7 +54,7 @@ class Alignment(NamedTuple):
     rmse: float  # of these points' distances, in the clouds' units; NaN without any
 
 
-def alignment(source: Any, target: Any, transform: Any = None, *, voxel: float) -> Alignment:
+def measure_alignment(source: Any, target: Any, transform: Any = None, *, voxel: float) -> Alignment:
     """Measure ``source``, moved by ``transform``, against ``target`` as :func:`register` does at this voxel size.
 
     ``source`` and ``target`` as in :func:`register`; ``transform`` is [4, 4], None for none.

@@ -302,7 +302,7 @@ def _judge_pose_or_better_rival(
         mirrored = _find_reflection_objection(pair, evidence, search)
         if mirrored is not None:
             return _Judgement(mirrored, pose)
-        if not evidence.accepted:
+        if not evidence.is_accepted:
             return _Judgement(_build_weakness_objection(pair, evidence, pose), pose)
         free = _find_free_motion_objection(pair, pose)
         if free is not None:
@@ -322,7 +322,7 @@ def _judge_pose_or_better_rival(
             if better
             else []
         )
-        if not weighed or not weighed[0][0].accepted:
+        if not weighed or not weighed[0][0].is_accepted:
             break
         if switches == _MAX_SWITCHES:
             reason = f"no pose holds: after {switches} better poses another one fits better still"
@@ -409,11 +409,11 @@ def _find_free_motion_objection(pair: _Pair, pose: Floats, *, is_refused: bool =
 
 def _find_distant_start_objection(pair: _Pair, evidence: Evidence, search: Search) -> Objection | None:
     """Return an objection where refinement from the initial pose misses a pose that a search finds."""
-    if evidence.accepted or search.start is None:
+    if evidence.is_accepted or search.start is None:
         return None
     best = _find_best_pose_and_inlier_count(pair.matched_points, search)
     searched = None if best is None else _refine_and_rank_poses(pair, [best[0]], _REACHES)[0][0]
-    if searched is None or not searched.accepted:
+    if searched is None or not searched.is_accepted:
         return None
     return Objection(
         f"the initial pose is too far off: it leads to a pose in which {evidence.inliers} of {evidence.matches} "
@@ -433,7 +433,7 @@ def _find_reflection_objection(pair: _Pair, evidence: Evidence, search: Search) 
     mirrored[:, 0] *= (-1.0, 1.0, 1.0)
     best = _find_best_pose_and_inlier_count(mirrored, search)
     reflected = 0 if best is None else best[1]
-    min_reflected = 0.0 if evidence.accepted else max(_MIN_REFLECTED, _MIN_REFLECTED_FRACTION * evidence.matches)
+    min_reflected = 0.0 if evidence.is_accepted else max(_MIN_REFLECTED, _MIN_REFLECTED_FRACTION * evidence.matches)
     if reflected < max(_MIRRORED * evidence.inliers, min_reflected):
         return None
     inliers = evidence.inliers
@@ -446,7 +446,7 @@ def _find_reflection_objection(pair: _Pair, evidence: Evidence, search: Search) 
         f"one cloud looks like a mirror image of the other: a reflection brings {reflected} of {evidence.matches} "
         f"matches together, the best pose {inliers}",
         "mirror",
-        is_certain=evidence.accepted,
+        is_certain=evidence.is_accepted,
     )
 
 

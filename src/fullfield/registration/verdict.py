@@ -66,7 +66,7 @@ class Evidence(NamedTuple):
         return self.inliers * self.overlap * self.aligned_fraction
 
     @property
-    def accepted(self) -> bool:
+    def is_accepted(self) -> bool:
         """Return whether the pose reaches every limit."""
         return (
             self.inliers >= self.required_inliers and self.overlap >= _MIN_OVERLAP and self.score >= self.limits.score
@@ -80,7 +80,7 @@ class Evidence(NamedTuple):
     @property
     def reason(self) -> str | None:
         """Reason why the pose is not accepted; None where it is."""
-        if self.accepted:
+        if self.is_accepted:
             return None
         cause = "the scenes differ or repeat themselves" if self.overlap >= _LARGE_OVERLAP else "they do not overlap"
         missing = []
