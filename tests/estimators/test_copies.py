@@ -20,7 +20,7 @@ def test_to_host_and_to_device_copy_in_chunks(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(copies, "_CHUNK", 40)
     for values in (torch.rand(3, 5, 7), torch.rand(5, 7, 3).permute(2, 0, 1), torch.arange(9, dtype=torch.uint8)):
         made.clear()
-        assert torch.equal(copies._copy_through_page_locked_chunks(values, torch.device("cpu")), values)
+        assert torch.equal(copies._copy_in_page_locked_chunks(values, torch.device("cpu")), values)
         assert sum(made) == values.numel()
         assert max(made) * values.element_size() <= 40
 

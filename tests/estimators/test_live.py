@@ -17,7 +17,7 @@ from fullfield.estimators.live import (
     OneItemBuffer,
     PairFlow,
     capture_pairs,
-    compute_flows_of_newest_pairs,
+    compute_newest_pair_flows,
     iterate_frames_waiting_until_due,
     iterate_with_arrival_times,
 )
@@ -89,7 +89,7 @@ def simulate(
         computed.append(pair)
         return pair.second.number
 
-    compute_flows_of_newest_pairs(pairs, compute, results, statistics, clock, most)
+    compute_newest_pair_flows(pairs, compute, results, statistics, clock, most)
     return statistics, computed
 
 
@@ -203,7 +203,7 @@ def test_one_item_buffer_drops_nothing_between_threads() -> None:
     threads = [
         threading.Thread(target=capture_pairs, args=(frames, pairs, statistics), daemon=True),
         threading.Thread(
-            target=compute_flows_of_newest_pairs,
+            target=compute_newest_pair_flows,
             args=(pairs, lambda p: p.second.number, results, statistics, clock),
             daemon=True,
         ),
@@ -252,7 +252,7 @@ def test_one_item_buffer_take_raises_error_of_producer(where: str) -> None:
     results: OneItemBuffer[PairFlow] = OneItemBuffer(wait_until_taken=True)
     threading.Thread(target=capture_pairs, args=(frames(), pairs, statistics), daemon=True).start()
     threading.Thread(
-        target=compute_flows_of_newest_pairs, args=(pairs, compute, results, statistics, clock), daemon=True
+        target=compute_newest_pair_flows, args=(pairs, compute, results, statistics, clock), daemon=True
     ).start()
 
     def drain() -> None:

@@ -33,7 +33,7 @@ from fullfield.metrics import epe
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import (
     FlowWithLogScale,
-    average_flows_or_select_more_confident,
+    average_flows_or_select_confident,
     list_quartered_sizes,
     resample_flow,
     select_more_confident_flow,
@@ -302,7 +302,7 @@ def estimate_double_by_hand(
             one = select_more_confident_flow(FlowWithLogScale(small[n], small.log_scales[n][:, None]), large)
             turn: Any = (lambda image: image) if sign == 1 else (lambda image: image.flip((2, 3)))
             best.append(FlowWithLogScale(sign * turn(one.flow), turn(one.log_scale)))
-        result.append(average_flows_or_select_more_confident(*best))
+        result.append(average_flows_or_select_confident(*best))
     return result
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fullfield.models.cascade import (
     Cascade,
     FlowWithLogScale,
-    average_flows_or_select_more_confident,
+    average_flows_or_select_confident,
     list_quartered_sizes,
     resample_flow,
     resample_pair_to_sizes,
@@ -211,14 +211,14 @@ def test_average_consistent_flows_weighs_by_expected_error() -> None:
     )
     second.flow[0, 0, 0] = torch.tensor([2.9, 1.4, 1.6, 3.1])  # 3 expected errors are 3, 1.5, 1.5 and 3
     for one, two in ((first, second), (second, first)):
-        flow, log_scale = average_flows_or_select_more_confident(one, two)
+        flow, log_scale = average_flows_or_select_confident(one, two)
         assert flow[0, 0, 0].tolist() == pytest.approx([1.45, 1.4 * 0.8, 1.6, 0.0])
         assert log_scale.flatten().tolist() == pytest.approx([0, -math.log(2), -math.log(2), 0])
     sure = FlowWithLogScale(torch.zeros(1, 2, 1, 1), torch.full((1, 1, 1, 1), -5.0))
     near = FlowWithLogScale(torch.full((1, 2, 1, 1), 0.3), torch.full((1, 1, 1, 1), -5.0))
-    assert average_flows_or_select_more_confident(sure, near).flow.unique().tolist() == pytest.approx([0.15])
+    assert average_flows_or_select_confident(sure, near).flow.unique().tolist() == pytest.approx([0.15])
     near.flow[0, 1] = math.nan
-    assert average_flows_or_select_more_confident(sure, near).flow.isnan().any()
+    assert average_flows_or_select_confident(sure, near).flow.isnan().any()
 
 
 def test_rotate_flow_half_turn_matches_turned_frames() -> None:

@@ -327,7 +327,7 @@ def _show_until_end_and_return_is_interrupted(
     from fullfield.estimators.live import (
         OneItemBuffer,
         capture_pairs,
-        compute_flows_of_newest_pairs,
+        compute_newest_pair_flows,
         iterate_frames_waiting_until_due,
         iterate_with_arrival_times,
     )
@@ -349,7 +349,7 @@ def _show_until_end_and_return_is_interrupted(
         )
     work = (
         partial(capture_pairs, frames, pairs, statistics),
-        partial(compute_flows_of_newest_pairs, pairs, compute, results, statistics, clock, args.flows),
+        partial(compute_newest_pair_flows, pairs, compute, results, statistics, clock, args.flows),
     )
     started_threads += [threading.Thread(target=job, daemon=True) for job in work]
     for thread in started_threads:

@@ -51,7 +51,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
         return to_host(values)
     if values.device.type == "cpu" and device.type == "cuda" and not values.is_pinned():
         try:
-            return _copy_through_page_locked_chunks(values, device)
+            return _copy_in_page_locked_chunks(values, device)
         except RuntimeError:  # the system has no more page-locked memory
             pass
     return values.to(device, non_blocking=True)
@@ -73,7 +73,7 @@ def to_host(values: Tensor) -> Tensor:
     return host_values
 
 
-def _copy_through_page_locked_chunks(values: Tensor, device: torch.device) -> Tensor:
+def _copy_in_page_locked_chunks(values: Tensor, device: torch.device) -> Tensor:
     """Copy to ``device`` in chunks. PyTorch reuses a chunk's memory only after its copy has ended."""
     flat = values.contiguous().flatten()
     device_values = torch.empty(flat.shape, dtype=flat.dtype, device=device)

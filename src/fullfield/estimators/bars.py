@@ -98,7 +98,7 @@ def measure_picture_size(*frames: Tensor) -> tuple[int, int]:  # [C, H, W] each,
     return height - bars.top - bars.bottom, width - bars.left - bars.right
 
 
-def find_common_bars(size: Sequence[int], lines_of_frames: Sequence[tuple[ConstantLines, ...]]) -> Bars | None:
+def find_common_bars(size: Sequence[int], lines_per_frame: Sequence[tuple[ConstantLines, ...]]) -> Bars | None:
     """Return the bars that frames of one size have in common; None if there are none.
 
     A bar has the same colour in all frames and ends along a straight edge, at the same line in all frames that show it.
@@ -106,11 +106,11 @@ def find_common_bars(size: Sequence[int], lines_of_frames: Sequence[tuple[Consta
 
     Args:
         size: height and width.
-        lines_of_frames: :func:`measure_constant_lines_per_side` of each frame.
+        lines_per_frame: :func:`measure_constant_lines_per_side` of each frame.
     """
-    if not all(lines_of_frames):
+    if not all(lines_per_frame):
         return None
-    bars = Bars(*map(_count_common_bar_lines, zip(*lines_of_frames, strict=True)))
+    bars = Bars(*map(_count_common_bar_lines, zip(*lines_per_frame, strict=True)))
     height, width = size[0] - bars.top - bars.bottom, size[1] - bars.left - bars.right
     return bars if any(bars) and min(height, width) >= _MIN_PICTURE else None
 

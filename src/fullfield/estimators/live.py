@@ -216,7 +216,7 @@ class PairFlow(NamedTuple):
     flow: Any
 
 
-def compute_flows_of_newest_pairs(
+def compute_newest_pair_flows(
     pair_buffer: OneItemBuffer[FramePair],
     compute_flow: Callable[[FramePair], Any],
     result_buffer: OneItemBuffer[PairFlow],

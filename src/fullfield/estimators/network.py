@@ -22,7 +22,7 @@ from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import METHODS, get_method, resolve_method_name
 from fullfield.models.cascade import (
     FlowWithLogScale,
-    average_flows_or_select_more_confident,
+    average_flows_or_select_confident,
     list_quartered_sizes,
     resample_pair_to_sizes,
     rotate_flow_half_turn,
@@ -355,7 +355,7 @@ class NetworkEstimator(LoadingEstimator):
             turned = correct_by_larger_size(large_pair, turned_own_flows, turned_request)
             for index, (flow, log_scale) in enumerate(turned):
                 upright = FlowWithLogScale(rotate_flow_half_turn(flow), rotate_image_half_turn(log_scale))
-                best[index] = average_flows_or_select_more_confident(best[index], upright)
+                best[index] = average_flows_or_select_confident(best[index], upright)
             # The confidence was fitted with no smaller scales than one size's.
             min_log_scale = cast("Any", network.config).log_scale_min
             return [_NetworkFlow(one.flow, one.log_scale.clamp(min_log_scale)) for one in best]

@@ -176,7 +176,7 @@ def select_more_confident_flow(own: FlowWithLogScale, enlarged: FlowWithLogScale
     return FlowWithLogScale(flow, torch.where(better, expected, own.log_scale))
 
 
-def average_flows_or_select_more_confident(first: FlowWithLogScale, second: FlowWithLogScale) -> FlowWithLogScale:
+def average_flows_or_select_confident(first: FlowWithLogScale, second: FlowWithLogScale) -> FlowWithLogScale:
     """Return the mean of two estimates of the same flow, weighted by the inverse squares of their expected errors.
 
     Where they do not agree, it is the more confident one. The expected error is the smaller of both.

@@ -56,7 +56,7 @@ class Observability(NamedTuple):
         is_weak = self.significance < _MIN_RELATIVE * np.median(self.significance)
         return self._separate_and_classify_motions(self.directions[is_weak])
 
-    def build_transform_of_motion(self, motion: Floats) -> Floats:
+    def build_motion_transform(self, motion: Floats) -> Floats:
         """Return the rigid transform [4, 4] of a motion [6] in the coordinates of :attr:`directions`."""
         transform = np.eye(4)
         transform[:3, :3] = rotation = convert_to_rotation_matrix(motion[:3] / self.radius)

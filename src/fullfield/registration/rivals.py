@@ -233,7 +233,7 @@ class _Contest(NamedTuple):
         )
         for step, max_count in _SLIDES:
             for displacement in (step, -step):
-                motion, count = observability.build_transform_of_motion(displacement * direction), 0
+                motion, count = observability.build_motion_transform(displacement * direction), 0
                 while count < max_count:
                     trial = motion @ transform
                     trial_margin = self.measure_contradiction_and_compare_on_sample(trial)[1].margin_against

@@ -159,16 +159,16 @@ def _compute_median_spacing(points: Floats) -> float:
     sampled = _sample_points(points, _SPACING_SAMPLE)
     if len(points) > _SAMPLE:
         # A tree of millions of points takes seconds, and the neighbours in a part of them bound the distances.
-        bounds = _measure_distances_to_other_places(_sample_points(points), sampled)
+        bounds = _measure_distances_to_distinct_points(_sample_points(points), sampled)
         radius = float(np.sort(bounds)[int(_BOUND_QUANTILE * len(bounds))])
         if np.isfinite(radius):
-            distances = _measure_distances_to_other_places(
+            distances = _measure_distances_to_distinct_points(
                 _select_points_roughly_within(sampled, points, radius), sampled
             )
             distances = distances[np.isfinite(distances)]
             if (distances <= radius).sum() > len(distances) / 2 + 1:  # those beyond are wrong, but not in the middle
                 return float(np.median(distances))
-    distances = _measure_distances_to_other_places(points, sampled)
+    distances = _measure_distances_to_distinct_points(points, sampled)
     distances = distances[np.isfinite(distances)]
     return float(np.median(distances)) if len(distances) else 0.0
 
@@ -188,7 +188,7 @@ def _hash_cells(cells: Ints) -> Ints:
     return mixed & ((1 << _HASH_BITS) - 1)
 
 
-def _measure_distances_to_other_places(points: Floats, sampled: Floats) -> Floats:
+def _measure_distances_to_distinct_points(points: Floats, sampled: Floats) -> Floats:
     """Return the distance [M] from each sampled point to the nearest at another place, infinite with eight copies."""
     distances, _ = find_nearest(points, sampled, min(len(points), _COPIES))
     distances[distances <= 0.0] = np.inf
