@@ -255,7 +255,7 @@ def test_register_judges_every_replacing_pose(switches: int, monkeypatch: pytest
     for number, pose in enumerate(poses):
         pose[0, 3] = number
     judged: list[float] = []
-    evidence = SimpleNamespace(accepted=True)
+    evidence = SimpleNamespace(is_accepted=True)
     pair = SimpleNamespace(
         source=SimpleNamespace(fine=None, points=None),
         target=SimpleNamespace(fine=None),
