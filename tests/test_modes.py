@@ -22,9 +22,9 @@ _WITHOUT_CASE = {
     "AcceptedRegistration", "Augmentation", "explain_backends", "DescriptorTraining", "Estimator", "evaluate_scans",
     "fetch_weights", "FlowRun", "FlowTraining", "FollowJob", "format_frames", "Handle", "InputError", "open_plates",
     "Outcome", "Output", "parse_frames", "patch", "PointGeometry", "read_pose",
-    "RefusedRegistration", "Registrar", "Registration", "release_memory", "retime_shot", "run_follow",
-    "run_on_devices", "run_shot", "SceneStyle", "score", "score_scans", "SetupError", "ShotJob", "warp_shot",
-    "write_submission",
+    "RefusedRegistration", "Registrar", "Registration", "release_memory", "retime_shot", "SceneStyle", "score",
+    "score_scans", "SetupError", "ShotJob", "warp_shot", "write_reference_flow", "write_shot_flow",
+    "write_shot_flow_on_devices", "write_submission",
 }  # fmt: skip
 _PACKAGES_WITHOUT_CASE = ("fullfield.datasets", "fullfield.io")
 _ON_GPU = {"PreparedFlow", "PersistentSolver"}

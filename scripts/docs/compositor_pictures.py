@@ -17,7 +17,7 @@ from torch import Tensor
 from fullfield import estimate
 from fullfield.io import read_flow, read_frame, write_flow, write_image, write_st_map
 from fullfield.sequences import warp_image
-from fullfield.sequences.motion import interpolate_picture
+from fullfield.sequences.motion import interpolate_picture_and_visibility
 from fullfield.viz import flow_to_image, frame_to_image
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,9 @@ def main(arguments: list[str]) -> int:
             "plate": frame_to_image(first),
             "vectors": flow_to_image(forward),
             "vectorblur": frame_to_image(vector_blur(first, forward)),
-            "retime": frame_to_image(interpolate_picture(first, second, flow.flow, backward.flow, 0.5).picture),
+            "retime": frame_to_image(
+                interpolate_picture_and_visibility(first, second, flow.flow, backward.flow, 0.5).picture
+            ),
             "stmap": frame_to_image(st_map(second, mapped)),
         }
         for name, picture in pictures.items():

@@ -72,7 +72,7 @@ def test_fork_guard_keeps_one_thread_with_old_openmp(monkeypatch: pytest.MonkeyP
         guard.restore_pools_and_unlock()
         assert torch.get_num_threads() == 2
         guard.lock_and_stop_pools()
-        guard.reset_in_child()
+        guard.reset_lock_and_torch_threads_in_child()
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)

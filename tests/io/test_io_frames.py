@@ -598,7 +598,7 @@ def test_frame_window_overlaps_equals_intersection() -> None:
         (-4, 0, False),
         (0, 0, True),
     ):
-        assert first.overlaps(first._replace(data=(x, y, 4, 4))) is is_overlapping
+        assert first.has_overlap(first._replace(data=(x, y, 4, 4))) is is_overlapping
 
 
 @pytest.mark.parametrize("suffix", [".png", ".pfm"])

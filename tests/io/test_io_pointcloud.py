@@ -19,9 +19,9 @@ from fullfield import InputError
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.io.point_formats.coordinate_system import CoordinateSystem, SystemRecord
 from fullfield.io.pointcloud import (
-    as_point_cloud,
     merge_clouds_and_list_dropped_fields,
-    read_coordinate_system,
+    read_coordinate_system_or_none,
+    read_or_convert_point_cloud,
     transform_cloud,
 )
 
@@ -221,14 +221,14 @@ def test_write_point_cloud_npy_refuses_extra_fields(tmp_path: Path) -> None:
     assert not (tmp_path / "b.npy").exists()
 
 
-def test_as_point_cloud_accepts_arrays_and_open3d() -> None:
-    assert equal(as_point_cloud(XYZ), XYZ)
-    assert equal(as_point_cloud(torch.from_numpy(UTM)), UTM)
+def test_read_or_convert_point_cloud_accepts_arrays_and_open3d() -> None:
+    assert equal(read_or_convert_point_cloud(XYZ), XYZ)
+    assert equal(read_or_convert_point_cloud(torch.from_numpy(UTM)), UTM)
     open3d = SimpleNamespace(points=UTM.tolist(), colors=np.empty((0, 3)), normals=UP.tolist())
-    assert equal(as_point_cloud(open3d), UTM, None, UP.astype(np.float64))
+    assert equal(read_or_convert_point_cloud(open3d), UTM, None, UP.astype(np.float64))
     for wrong in (3, np.zeros(3), np.zeros((2, 2)), np.zeros((3, 3), bool), SimpleNamespace(points=[1, 2])):
         with pytest.raises(InputError, match="scan"):
-            as_point_cloud(wrong, "scan")
+            read_or_convert_point_cloud(wrong, "scan")
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".npz", ".npy"])
@@ -491,10 +491,10 @@ def test_write_point_cloud_las_keeps_coordinate_system(
     again = transform_cloud(cloud, np.eye(4)).coordinate_system
     assert again.name == name
     assert again.records[0].content.rstrip(b"\0") == content.rstrip(b"\0")
-    assert read_coordinate_system(tmp_path / f"a{suffix}") == again
+    assert read_coordinate_system_or_none(tmp_path / f"a{suffix}") == again
     assert merge_clouds_and_list_dropped_fields([cloud, cloud])[0].coordinate_system is None
     write_point_cloud(tmp_path / "a.ply", cloud)
-    assert read_coordinate_system(tmp_path / "a.ply") is None
+    assert read_coordinate_system_or_none(tmp_path / "a.ply") is None
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".pcd", ".las", ".laz"])

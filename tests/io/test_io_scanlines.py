@@ -15,14 +15,14 @@ from fullfield.io.flow_formats import FlowRangeError, exr
 from fullfield.io.oiio import (
     Header,
     one_thread_a_file,
-    open_source,
+    open_image_source,
     read_metadata,
     write_and_verify_picture,
     write_and_verify_uncompressed_exr,
 )
 from fullfield.io.scanlines import HEAD, NamedPlane, Scanlines, pack_channels_into_scanlines
 from fullfield.io.transfer import encode_srgb_inplace
-from fullfield.io.vectors import pack_layers_into_scanlines, pack_layers_into_scanlines_on_device
+from fullfield.io.vectors import pack_layers_into_scanlines, pack_layers_on_device_and_check_range
 from fullfield.io.windows import FrameWindow
 
 pytestmark = pytest.mark.unit
@@ -124,7 +124,7 @@ def test_pack_lines_reuses_fitting_buffer_only() -> None:
 def test_pack_vector_lines_on_device_equals_host_bytes(dtype: str | None, y: str) -> None:
     flow = 1000 * torch.randn(2, 7, 9, generator=torch.Generator().manual_seed(1))
     parts = {"forward": flow, "occlusion.forward": torch.rand(7, 9), "backward": torch.zeros(2, 7, 9)}
-    names, body, good = pack_layers_into_scanlines_on_device(parts, dtype, y)
+    names, body, good = pack_layers_on_device_and_check_range(parts, dtype, y)
     there = Scanlines(names, body.numpy(), dtype == "half")
     here = pack_layers_into_scanlines({name: part.numpy() for name, part in parts.items()}, dtype, y)
     assert bool(good)
@@ -136,7 +136,7 @@ def test_pack_vector_lines_on_device_equals_host_bytes(dtype: str | None, y: str
 def test_pack_vector_lines_refuses_values_beyond_half(value: float, dtype: str | None) -> None:
     flow = torch.zeros(2, 7, 9)
     flow[1, 3, 4] = value
-    assert not bool(pack_layers_into_scanlines_on_device({"forward": flow}, dtype, "up")[2])
+    assert not bool(pack_layers_on_device_and_check_range({"forward": flow}, dtype, "up")[2])
     if dtype is not None:
         with pytest.raises(FlowRangeError, match="half precision holds up to 65504 px, got 70000"):
             pack_layers_into_scanlines({"forward": flow.numpy()}, dtype, "up")
@@ -151,8 +151,10 @@ def test_read_frame_in_bands_equals_whole(tmp_path: Path, packing: str, monkeypa
     path = tmp_path / "plate.exr"
     write_and_verify_picture(path, "openexr", pixels, ("R", "G", "B"), Header({"compression": packing}))
     whole = read_frame(path)
-    with open_source(path) as source:
-        (band,) = [band for _, band in source.iterate_bands(source.get_first_part(), [0, 1, 2], (0, 301), "float")]
+    with open_image_source(path) as source:
+        (band,) = [
+            band for _, band in source.iterate_row_bands(source.get_first_part_or_raise(), [0, 1, 2], (0, 301), "float")
+        ]
     expected = band.transpose(2, 0, 1).copy()
     encode_srgb_inplace(expected)
     np.testing.assert_allclose(whole.numpy(), expected, atol=1e-6)

@@ -66,7 +66,7 @@ def test_video_writer_round_trip(tmp_path: Path, suffix: str) -> None:
         rgb, luma = frame.read_rgb(), frame.read_luma()
         assert (rgb.shape, luma.shape) == ((3, 48, 64), (1, 48, 64))
         assert (rgb.dtype, luma.dtype) == (torch.uint8, torch.uint8)
-        assert torch.equal(frame.to_float_rgb(), rgb.float() / 255)
+        assert torch.equal(frame.convert_to_float_rgb(), rgb.float() / 255)
         assert (rgb.float() - picture.float()).abs().mean() < 6
         weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
         assert ((picture * weights).sum(0) - luma[0]).abs().mean() < 8, "the full range, not 16 ... 235"
@@ -297,7 +297,7 @@ def test_open_plates_complete_video_warns_of_nothing(tmp_path: Path, suffix: str
 def test_video_frame_values_refuses_damaged_frame() -> None:
     frame = video._DecodedFrame(SimpleNamespace(is_corrupt=True), video.DisplayRotation(), 0.0, "a.mkv, frame 3")
     with pytest.raises(InputError, match=r"a\.mkv, frame 3: is damaged"):
-        frame.to_float_rgb()
+        frame.convert_to_float_rgb()
 
 
 @pytest.mark.parametrize("sides", [(16000, 16000), (64, 48)])
@@ -467,7 +467,7 @@ def test_open_video_rotates_frames_by_display_matrix(tmp_path: Path, matrix: tup
         for pixels in (
             frame.read_rgb().float(),
             frame.read_luma().float().expand(3, -1, -1),
-            frame.to_float_rgb() * 255,
+            frame.convert_to_float_rgb() * 255,
         ):  # type: ignore[attr-defined]
             assert np.abs(pixels.permute(1, 2, 0).numpy() - expected).mean() < 4
     with warnings.catch_warnings():

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fullfield.io import read_point_cloud
-from fullfield.io.pointcloud import orthonormalize_pose
+from fullfield.io.pointcloud import check_and_orthonormalize_pose
 from fullfield.metrics import registration_rmse, relative_rotation_error, relative_translation_error
 from fullfield.registration import (
     AcceptedRegistration,
@@ -214,14 +214,16 @@ def test_register_ignores_nonfinite_points(room: tuple[Floats, Floats]) -> None:
     refuses("max_distance: expected a number > 0", compute_alignment_errors, source, target, max_distance=0.0)
 
 
-def test_orthonormalize_pose_refuses_non_rigid_poses() -> None:
+def test_check_and_orthonormalize_pose_refuses_non_rigid_poses() -> None:
     points = np.random.default_rng(0).random((50, 3)) * 20
     poses = [np.eye(4) for _ in range(3)]
     poses[1][0, 3], poses[2][0, 3] = 0.3, 2.0
     assert [pose[0, 3] for pose in _select_distinct_poses(poses, points)] == [0.0, 2.0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        refuses("expected a rotation and a translation", orthonormalize_pose, np.diag([1e308, 1, 1, 1]), "init")
+        refuses(
+            "expected a rotation and a translation", check_and_orthonormalize_pose, np.diag([1e308, 1, 1, 1]), "init"
+        )
 
 
 @pytest.mark.parametrize(

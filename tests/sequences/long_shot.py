@@ -16,7 +16,7 @@ from pathlib import Path
 from fullfield.estimators import TVL1Estimator
 from fullfield.io import write_image
 from fullfield.ops.tvl1.config import PRESETS
-from fullfield.sequences import Output, ShotJob, ShotSettings, run_shot
+from fullfield.sequences import Output, ShotJob, ShotSettings, write_shot_flow
 from fullfield.sequences.names import find_frame_files
 from fullfield.testing import sample_textured_scene
 
@@ -50,8 +50,8 @@ def grown(folder: Path, frames: int, settled: int = 30) -> tuple[float, float]:
             gc.collect()
         seen.append(resident())
 
-    job, _ = job.settle_and_plan_missing_frames(estimator, job.open_plates())
-    outcome = run_shot(job, range(frames), estimator, job.open_plates(), report=tell)
+    job, _ = job.write_settings_and_get_job_and_plan(estimator, job.open_plates())
+    outcome = write_shot_flow(job, range(frames), estimator, job.open_plates(), report=tell)
     assert outcome.is_complete, outcome
     assert len(outcome.written) == frames
     passing = (frames - settled) * HEIGHT * WIDTH * 4 * (3 + 2 * 2) / 2**20

@@ -18,7 +18,7 @@ from fullfield.estimators._frames import read_or_convert_frame
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.io import write_image
 from fullfield.sequences import ShotSettings, open_plates
-from fullfield.sequences.changes import _compute_block_means, is_cut, is_duplicate, shrink_to_grey
+from fullfield.sequences.changes import _compute_sliding_means, is_cut, is_duplicate, shrink_to_grey
 from fullfield.sequences.engine import ShotEngine
 from fullfield.testing import sample_textured_scene
 from refusals import refuses
@@ -170,9 +170,9 @@ def test_is_cut_is_false_for_motion(seed: int) -> None:
     assert is_cut(a, np.zeros_like(a))
     assert not is_cut(np.zeros_like(a), np.zeros_like(a))
     assert not is_cut(a, a * 0.8), "a change of exposure"
-    assert is_duplicate(scene.frame1, scene.frame1.clone(), compressed=False)
-    assert not is_duplicate(scene.frame1, scene.frame1 + 1e-3, compressed=False)
-    assert is_duplicate(scene.frame1, scene.frame1 + 1e-3, compressed=True)
+    assert is_duplicate(scene.frame1, scene.frame1.clone(), allow_compression_noise=False)
+    assert not is_duplicate(scene.frame1, scene.frame1 + 1e-3, allow_compression_noise=False)
+    assert is_duplicate(scene.frame1, scene.frame1 + 1e-3, allow_compression_noise=True)
 
 
 def test_is_cut_compares_pixels_known_in_both() -> None:
@@ -235,7 +235,7 @@ def test_shrink_to_grey_equals_pytorch_averages() -> None:
         expected = torch.nn.functional.adaptive_avg_pool2d(lines, (rows, columns))[0]
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
         blocks = torch.nn.functional.avg_pool2d(torch.from_numpy(found)[None, None], 9, 1, 4, count_include_pad=False)
-        np.testing.assert_allclose(_compute_block_means(found), blocks[0, 0].numpy(), atol=1e-9)
+        np.testing.assert_allclose(_compute_sliding_means(found), blocks[0, 0].numpy(), atol=1e-9)
 
 
 def _bins(frame: torch.Tensor, rows: int) -> list[torch.Tensor]:
@@ -255,8 +255,8 @@ def test_is_cut_uses_no_pytorch_threads(monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("adaptive_avg_pool2d", "avg_pool2d", "pad"):
         monkeypatch.setattr(torch.nn.functional, name, forbidden)
     assert is_cut(*(shrink_to_grey(frame) for frame in frames))
-    assert not is_duplicate(*frames, compressed=True)
-    assert not is_duplicate(*frames, compressed=False)
+    assert not is_duplicate(*frames, allow_compression_noise=True)
+    assert not is_duplicate(*frames, allow_compression_noise=False)
 
 
 def test_is_duplicate_compares_every_row() -> None:
@@ -264,8 +264,8 @@ def test_is_duplicate_compares_every_row() -> None:
     for row in (0, 1, 59, 119):
         other = frame.clone()
         other[1, row, 7] += 0.1
-        assert not is_duplicate(frame, other, compressed=False), row
-        assert not is_duplicate(frame, other, compressed=True), row
+        assert not is_duplicate(frame, other, allow_compression_noise=False), row
+        assert not is_duplicate(frame, other, allow_compression_noise=True), row
 
 
 @pytest.mark.parametrize("direction", ["forward", "both"])

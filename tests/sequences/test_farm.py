@@ -151,7 +151,11 @@ class Ray(ModuleType):
             return SimpleNamespace(remote=lambda *given: begin(kind(*given)))
 
         def begin(maker: Any) -> Any:
-            return SimpleNamespace(write_chunk=SimpleNamespace(remote=lambda chunk: partial(maker.write_chunk, chunk)))
+            return SimpleNamespace(
+                write_frames_and_get_outcome_or_refusal=SimpleNamespace(
+                    remote=lambda chunk: partial(maker.write_frames_and_get_outcome_or_refusal, chunk)
+                )
+            )
 
         return SimpleNamespace(options=options)
 
@@ -165,7 +169,7 @@ class Ray(ModuleType):
 
 
 @pytest.mark.parametrize("fatal", [None, 16])
-def test_run_on_cluster_with_fake_ray_equals_one_machine(
+def test_write_shot_flow_on_cluster_with_fake_ray_equals_one_machine(
     shot: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fatal: int | None
 ) -> None:
     ray, threads = Ray(fatal, 2.0), list[int]()

@@ -18,7 +18,7 @@ from fullfield.ops.tvl1.config import PRESETS
 from fullfield.ops.warping import warp_planes
 from fullfield.sequences import follow_pool, worker
 from fullfield.sequences.follow import follow_frames
-from fullfield.sequences.follow_job import FollowJob, run_follow
+from fullfield.sequences.follow_job import FollowJob, write_reference_flow
 from fullfield.sequences.follow_pool import split_into_nonempty_sides, write_reference_flows_on_devices
 from fullfield.sequences.names import find_frame_files
 from fullfield.sequences.outputs import Output
@@ -27,7 +27,7 @@ from fullfield.sequences.tracking import (
     Tracker,
     _select_direct_match_where_trusted,
     compute_confidence,
-    compute_expected_error,
+    compute_expected_error_px,
     list_chain_source_steps,
     list_needed_source_steps,
 )
@@ -143,7 +143,7 @@ def test_follow_tracker_hides_pixels_beyond_frame_edge(shot: SyntheticShot, moti
 
 def test_compute_expected_error_is_inverse_of_compute_confidence() -> None:
     error = torch.tensor([0.1, 0.5, 1.0, 5.0, 40.0])
-    assert torch.allclose(compute_expected_error(compute_confidence(error)), error, rtol=1e-2)
+    assert torch.allclose(compute_expected_error_px(compute_confidence(error)), error, rtol=1e-2)
 
 
 @pytest.fixture
@@ -165,9 +165,9 @@ def follow_job(pattern: str, numbers: list[int], reference: int) -> FollowJob:
 
 
 def run_job(job: FollowJob, numbers: list[int] | None = None) -> list[int]:
-    estimator, plates = job.set_threads_and_prepare_estimator(), job.open_plates()
-    settled, plan = job.settle_and_plan_missing_frames(estimator, plates)
-    outcome = run_follow(settled, plan.missing if numbers is None else numbers, estimator, plates)
+    estimator, plates = job.set_threads_and_build_prepared_estimator(), job.open_plates()
+    settled, plan = job.write_settings_and_get_job_and_plan(estimator, plates)
+    outcome = write_reference_flow(settled, plan.missing if numbers is None else numbers, estimator, plates)
     assert not outcome.problems, outcome.problems
     return outcome.written
 
@@ -283,7 +283,9 @@ def test_follow_on_two_devices_equals_one() -> None:
     tasks = []
     for reference in (1003, 1006):
         job = follow_job(f"two{reference}.%04d.exr", numbers, reference)
-        settled, plan = job.settle_and_plan_missing_frames(job.set_threads_and_prepare_estimator(), job.open_plates())
+        settled, plan = job.write_settings_and_get_job_and_plan(
+            job.set_threads_and_build_prepared_estimator(), job.open_plates()
+        )
         tasks.append((settled, plan.missing))
     reported: list[int] = []
     outcomes = write_reference_flows_on_devices(tasks, ["cpu", "cpu"], report_frame=reported.append)
@@ -298,9 +300,11 @@ def test_follow_on_two_devices_equals_one() -> None:
 
 @pytest.mark.usefixtures("plates")
 @pytest.mark.long
-def test_run_follow_on_devices_refuses_unusable_method() -> None:
+def test_write_reference_flows_on_devices_refuses_unusable_method() -> None:
     job = follow_job("ref.%04d.exr", [1001, 1002], 1001)
-    settled, plan = job.settle_and_plan_missing_frames(job.set_threads_and_prepare_estimator(), job.open_plates())
+    settled, plan = job.write_settings_and_get_job_and_plan(
+        job.set_threads_and_build_prepared_estimator(), job.open_plates()
+    )
     with pytest.raises(InputError, match="no_such"):
         write_reference_flows_on_devices([(replace(settled, method="no_such"), plan.missing)], ["cpu", "cpu"])
 
@@ -311,12 +315,12 @@ def test_follow_device_process_sends_errors(monkeypatch: pytest.MonkeyPatch, err
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(follow_pool, "run_follow", fail)
+    monkeypatch.setattr(follow_pool, "write_reference_flow", fail)
     monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
     monkeypatch.setattr(worker.os, "_exit", lambda _: None)
     pipe, worker_pipe = Pipe()
     pipe.send((follow_job("ref.%04d.exr", [1001, 1002], 1001), [1001, 1002]))
-    follow_pool._run_worker_process(worker_pipe, "cpu", 1)
+    follow_pool._write_sides_until_parent_ends(worker_pipe, "cpu", 1)
     kind, content = pipe.recv()
     assert kind == ("refused" if isinstance(error, OSError) else "error")
     assert str(error) in content
@@ -374,9 +378,9 @@ def test_follow_bad_plate_fails_only_its_frame() -> None:
     Path("plate.1003.png").write_bytes(b"")
     numbers = list(range(1001, 1007))
     job = follow_job("ref.%04d.exr", numbers, 1001)
-    estimator, source = job.set_threads_and_prepare_estimator(), job.open_plates()
-    settled, plan = job.settle_and_plan_missing_frames(estimator, source)
-    outcome = run_follow(settled, plan.missing, estimator, source)
+    estimator, source = job.set_threads_and_build_prepared_estimator(), job.open_plates()
+    settled, plan = job.write_settings_and_get_job_and_plan(estimator, source)
+    outcome = write_reference_flow(settled, plan.missing, estimator, source)
     assert outcome.written == [1001, 1002, 1004, 1005, 1006]
     assert [Path(problem.path).name for problem in outcome.problems] == ["plate.1003.png"]
     assert np.isfinite(read_flow_layers("ref.1006.exr")["forward"].numpy()).all()

@@ -27,7 +27,12 @@ from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_a
 from fullfield.io.vectors import FlowReadOptions
 from fullfield.io.windows import FrameWindow
 from fullfield.sequences import WarpSettings, open_plates, retime_shot, warp_shot
-from fullfield.sequences.motion import accumulate_flow_to_reference, chain_flows, interpolate_picture, warp_image
+from fullfield.sequences.motion import (
+    chain_flows,
+    interpolate_picture_and_visibility,
+    iterate_accumulated_flow_to_reference,
+    warp_image,
+)
 from fullfield.sequences.pictures import InputReader, write_job_pictures
 from fullfield.sequences.results import Outcome, StageTimes
 from fullfield.sequences.retiming import RetimeSettings, build_retime_job
@@ -86,7 +91,7 @@ def test_read_all_channels_premultiplies_png_alpha(tmp_path: Path, depth: str) -
     codes[..., 3][codes[..., 3] < 128] = 200
     Image.fromarray(codes, "RGBA").save(tmp_path / "a.png")
     raw = read_all_channels(tmp_path / "a.png")
-    assert raw.alpha == 3
+    assert raw.alpha_index == 3
     expected = codes[..., 0] / 255 * (codes[..., 3] / 255)
     np.testing.assert_allclose(raw.pixels[0].numpy(), expected, atol=1e-6)
     write_all_channels(tmp_path / "b.png", raw._replace(value_type=depth))
@@ -114,7 +119,7 @@ def test_accumulate_flow_to_reference_stops_at_missing_flow() -> None:
             raise InputError("mv.0013.exr: no such file")
         return steady(-2.0)
 
-    found = dict(accumulate_flow_to_reference(10, range(7, 15), lambda _: steady(2.0), backward))
+    found = dict(iterate_accumulated_flow_to_reference(10, range(7, 15), lambda _: steady(2.0), backward))
     assert sorted(found) == [7, 8, 9, 11, 12, 13, 14]
     for number in (7, 8, 9, 11, 12):
         field = found[number]
@@ -269,12 +274,14 @@ def test_interpolate_picture_matches_true_frame() -> None:
         truth = sample_textured_scene(96, 128, seed=seed, max_motion=4).frame2
         there = estimate(scene.frame1, scene.frame2, "tvl1").flow
         back = estimate(scene.frame2, scene.frame1, "tvl1").flow
-        made = interpolate_picture(scene.frame1, scene.frame2, there, back, 0.5)
+        made = interpolate_picture_and_visibility(scene.frame1, scene.frame2, there, back, 0.5)
         mixed = (scene.frame1 + scene.frame2) / 2
         better.append(psnr(made.picture, truth) - psnr(mixed, truth))
         assert float(made.visible.float().mean()) > 0.97
         for at, frame in ((0.0, scene.frame1), (1.0, scene.frame2)):
-            assert torch.equal(interpolate_picture(scene.frame1, scene.frame2, there, back, at).picture, frame)
+            assert torch.equal(
+                interpolate_picture_and_visibility(scene.frame1, scene.frame2, there, back, at).picture, frame
+            )
     assert min(better) > 4, better
 
 
@@ -284,7 +291,7 @@ def test_interpolate_picture_takes_disoccluded_pixels_from_one_frame() -> None:
     first[:, 10:20, 10:20], second[:, 10:20, 18:28] = 9.0, 9.0
     forward, backward = torch.zeros(2, 32, 48), torch.zeros(2, 32, 48)
     forward[0, 10:20, 10:20], backward[0, 10:20, 18:28] = 8, -8
-    made = interpolate_picture(first, second, forward, backward, 0.5).picture
+    made = interpolate_picture_and_visibility(first, second, forward, backward, 0.5).picture
     expected = torch.full((1, 32, 48), 0.5)
     expected[:, 10:20, 14:24] = 9.0
     torch.testing.assert_close(made, expected, atol=1e-3, rtol=0)
@@ -330,7 +337,7 @@ def test_interpolate_picture_adds_no_specks_or_black_pixels(seed: int) -> None:
             shot.compute_flow_and_visibility(number, number + 2).flow,
             shot.compute_flow_and_visibility(number + 2, number).flow,
         )
-        picture = interpolate_picture(first, second, forward, backward, 0.5).picture
+        picture = interpolate_picture_and_visibility(first, second, forward, backward, 0.5).picture
         assert not ((picture.amax(0) < 1e-3) & (truth.amax(0) > 0.02)).any()
         assert psnr(picture, truth) > psnr((first + second) / 2, truth) + 4
         specks += count_specks(picture, truth)
@@ -496,12 +503,12 @@ def test_input_reader_rereads_file_replaced_after_read_ahead(tmp_path: Path) -> 
         return texts[-1]
 
     with InputReader(read, str, paths, StageTimes(), Outcome(), threads=1) as reader:
-        assert reader.get_item_or_raise(paths[0]) == "first"
+        assert reader.wait_and_get_current_item_or_raise(paths[0]) == "first"
         assert is_read_ahead.wait(60)
         replacement = tmp_path / "new"
         replacement.write_text("second")
         replacement.replace(paths[1])
-        assert reader.get_item_or_raise(paths[1]) == "second"
+        assert reader.wait_and_get_current_item_or_raise(paths[1]) == "second"
     assert texts == ["first", "first", "second"]
 
 
@@ -510,7 +517,7 @@ def test_input_reader_releases_skipped_items() -> None:
     with InputReader(started.append, lambda _: __file__, list("abcdef"), StageTimes(), Outcome(), threads=1) as reader:
         for key in "bcdef":  # "a" is never taken
             reader.discard_unneeded_items(lambda other, key=key: other >= key)
-            reader.get_item_or_raise(key)
+            reader.wait_and_get_current_item_or_raise(key)
             assert "a" not in reader._reads._pending
             assert len(reader._reads._pending) <= 2
 
@@ -527,7 +534,7 @@ def test_warp_and_retime_close_video(is_broken: bool, monkeypatch: pytest.Monkey
     ):
         closed: list[str] = []
         monkeypatch.setattr(job.plates, "close", lambda name=name, closed=closed: closed.append(name))
-        settled, plan = job.settle_and_plan_missing_frames()
+        settled, plan = job.write_settings_and_get_job_and_plan()
         if is_broken:
             monkeypatch.setattr(type(job), "_read_input", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):

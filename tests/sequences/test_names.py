@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fullfield import InputError
 from fullfield.sequences.names import (
     FramePattern,
-    choose_frame_numbers,
+    choose_requested_or_all_frame_numbers,
     find_frame_files,
     format_frames,
     is_sequence_or_video_path,
@@ -78,10 +78,10 @@ def test_find_frame_files_accepts_every_spelling(shot: Path, text: str) -> None:
     assert is_sequence_or_video_path(text)
     found = find_frame_files(text)
     assert list(found.files) == [998, 999, 1000, 1001]
-    assert choose_frame_numbers(found, None) == [998, 999, 1000, 1001]
-    assert choose_frame_numbers(found, "1000-1005") == [1000, 1001, 1002, 1003, 1004, 1005]
-    assert Path(found.path(998)).name == "plate.0998.exr"
-    assert Path(found.path(2)).name == "plate.0002.exr"
+    assert choose_requested_or_all_frame_numbers(found, None) == [998, 999, 1000, 1001]
+    assert choose_requested_or_all_frame_numbers(found, "1000-1005") == [1000, 1001, 1002, 1003, 1004, 1005]
+    assert Path(found.get_path(998)).name == "plate.0998.exr"
+    assert Path(found.get_path(2)).name == "plate.0002.exr"
     assert find_frame_files(str(shot / text)).files.keys() == found.files.keys()
 
 
@@ -92,8 +92,8 @@ def test_find_frame_files_accepts_every_spelling(shot: Path, text: str) -> None:
      "plate.####.exr 999,1000-1001", "plate.999-1001%04d.exr"],
 )  # fmt: skip
 def test_select_frames_reads_frames_in_name(shot: Path, text: str) -> None:  # noqa: ARG001
-    assert choose_frame_numbers(find_frame_files(text), None) == [999, 1000, 1001]
-    assert choose_frame_numbers(find_frame_files(text), "1001") == [1001]
+    assert choose_requested_or_all_frame_numbers(find_frame_files(text), None) == [999, 1000, 1001]
+    assert choose_requested_or_all_frame_numbers(find_frame_files(text), "1001") == [1001]
 
 
 @pytest.mark.unit
@@ -130,7 +130,7 @@ def test_find_frame_files_refuses_two_sequences(tmp_path: Path) -> None:
 def test_find_frame_files_refuses_bad_names(shot: Path) -> None:
     refuses(r"is one frame; a sequence is a pattern, such as plate\.####\.exr", find_frame_files, "plate.1001.exr")
     with pytest.raises(InputError, match=r"none of the frames 1-5 exists; plate\.%04d\.exr has 998-1001"):
-        choose_frame_numbers(find_frame_files("plate.%04d.exr"), "1-5")
+        choose_requested_or_all_frame_numbers(find_frame_files("plate.%04d.exr"), "1-5")
     for text, words in (("no.%04d.exr", "no such file"), ("no/x.%04d.exr", "folder no does not exist"),
                         ("*.png", "found none"), ("none", "no such file or"), ("x.mp4", "no such file")):  # fmt: skip
         refuses(words, find_frame_files, text)
@@ -212,7 +212,7 @@ def test_find_frame_files_accepts_pattern_signs_in_folder(
     for text in ("plate.%04d.exr", "plate.####.exr", "plate.*.exr", ""):
         frame_files = find_frame_files(f"{folder}/{text}")
         assert list(frame_files.files) == [1, 2], text
-        assert frame_files.path(3) == f"{folder}/plate.0003.exr"
+        assert frame_files.get_path(3) == f"{folder}/plate.0003.exr"
         assert list(find_frame_files(str(frame_files.pattern)).files) == [1, 2]
 
 

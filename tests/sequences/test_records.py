@@ -405,13 +405,13 @@ def test_output_cuts_long_names_by_bytes(cli: CommandLine) -> None:
 
 def test_shot_names_missing_plates_in_one_line(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
-    real = sequences.run_shot
+    real = sequences.write_shot_flow
 
     def watched(job: ShotJob, numbers: list[int], *arguments: Any, **named: Any) -> Any:
         told.extend(numbers)
         return real(job, numbers, *arguments, **named)
 
-    monkeypatch.setattr(sequences, "run_shot", watched)
+    monkeypatch.setattr(sequences, "write_shot_flow", watched)
     begin = time.perf_counter()
     code, out, err = cli(*SHOT, "--frames", "11-6000", "--json")
     assert code == 2
@@ -475,7 +475,7 @@ def test_shot_accepts_frames_of_concurrent_run(
 def test_shot_accepts_settings_of_concurrent_run(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli(*SHOT)[0] == 0
     sidecar, kept = Path("mv.exr.fullfield.json"), Path("kept.json")
-    real = outputs.Output.path
+    real = outputs.Output.get_path
 
     def path(self: outputs.Output, number: int) -> str:
         if kept.exists():  # the other run has written its settings, then its frames
@@ -483,7 +483,7 @@ def test_shot_accepts_settings_of_concurrent_run(cli: CommandLine, monkeypatch: 
         return real(self, number)
 
     sidecar.rename(kept)
-    monkeypatch.setattr(outputs.Output, "path", path)
+    monkeypatch.setattr(outputs.Output, "get_path", path)
     assert "0 frames written, 8 kept" in cli(*SHOT)[1]
 
 

@@ -163,7 +163,9 @@ def test_shot_refuses_glob_that_matches_results(flow: CommandLine) -> None:
 def test_output_settings_error_names_method_first(tmp_path: Path) -> None:
     def settle(**settings: object) -> None:
         output = outputs.Output(str(tmp_path / "mv.%04d.exr"))
-        output.write_settings_and_plan_frames(settings, [1], lambda _number, _checksums: {}, overwrite=False)
+        output.write_settings_and_st_maps_and_plan_frames(
+            settings, [1], lambda _number, _checksums: {}, overwrite=False
+        )
 
     many = dict.fromkeys("abcde", 1)
     settle(step=1, method="tvl1", parameters=many)
@@ -240,7 +242,7 @@ def test_shot_stops_on_full_disk_without_loss(flow: CommandLine, monkeypatch: py
 
     def full(self: Any, done: Any, *args: Any) -> None:
         if done.number >= 14:
-            raise OSError(errno.ENOSPC, "cannot write: No space left on device", self.path(done.number))
+            raise OSError(errno.ENOSPC, "cannot write: No space left on device", self.get_path(done.number))
         real(self, done, *args)
 
     with monkeypatch.context() as patch:
@@ -474,23 +476,23 @@ def test_split_into_chunks_separates_processes() -> None:
     every = split_into_chunks(range(1, 201), 2, 12)
     assert [number for chunk in every for number in chunk] == list(range(1, 201))
     left = _RemainingChunks(every)
-    one, first = left.take_starting_chunk([])
-    two, second = left.take_starting_chunk([one])
+    one, first = left.take_starting_position_and_chunk([])
+    two, second = left.take_starting_position_and_chunk([one])
     assert first == every[0]
     assert (one, two) == (0, (len(every) - 1) // 2 + 1)
     assert second == every[two]
     for place in range(1, two):
-        assert left.take_following_chunk(place - 1) == every[place]
-    assert left.take_following_chunk(two - 1) == [], "that is the other one's"
+        assert left.take_following_chunk_or_empty(place - 1) == every[place]
+    assert left.take_following_chunk_or_empty(two - 1) == [], "that is the other one's"
     count = len(left)
-    stolen, chunk = left.take_starting_chunk([two])
+    stolen, chunk = left.take_starting_position_and_chunk([two])
     assert stolen == two + 1 + count // 2, "the middle of what the other one has before it"
     assert chunk == every[stolen]
-    left.return_chunk([77])
-    taken = [left.take_starting_chunk([two])[1] for _ in range(len(left))]
+    left.put_back_chunk([77])
+    taken = [left.take_starting_position_and_chunk([two])[1] for _ in range(len(left))]
     assert sorted([*taken, chunk]) == sorted([*every[two + 1 :], [77]])
     assert not len(left)
-    assert left.take_following_chunk(0) == []
+    assert left.take_following_chunk_or_empty(0) == []
 
 
 def test_lend_buffer_reuses_buffers_exclusively() -> None:
@@ -503,13 +505,13 @@ def test_lend_buffer_reuses_buffers_exclusively() -> None:
     rooms = _LineBuffers(pinned=False)
     rooms._free = Taken()
     flow = {"forward": torch.zeros(2, 5, 7), "occlusion.forward": torch.zeros(5, 7)}
-    with rooms.borrow_buffer(flow, half=False) as one, rooms.borrow_buffer(flow, half=False) as two:
+    with rooms.lend_scanline_buffer(flow, is_half=False) as one, rooms.lend_scanline_buffer(flow, is_half=False) as two:
         assert one.shape == two.shape == (5, HEAD + 3 * 7 * 4)
         assert one.data_ptr() != two.data_ptr()
         kept = {one.data_ptr(), two.data_ptr()}
-    with rooms.borrow_buffer(flow, half=False) as again:
+    with rooms.lend_scanline_buffer(flow, is_half=False) as again:
         assert again.data_ptr() in kept
-    with rooms.borrow_buffer(flow, half=True) as other:
+    with rooms.lend_scanline_buffer(flow, is_half=True) as other:
         assert other.shape == (5, HEAD + 3 * 7 * 2)
 
 

@@ -16,7 +16,7 @@ from fullfield import InputError
 from fullfield.io import read_frame, write_flow_layers
 from fullfield.io.all_channels import read_all_channels
 from fullfield.sequences import RetimeSettings, retime_shot
-from fullfield.sequences.motion import interpolate_picture, warp_image
+from fullfield.sequences.motion import interpolate_picture_and_visibility, warp_image
 
 HEIGHT, WIDTH = 24, 32
 INSIDE = (slice(4, 20), slice(5, 25))
@@ -245,13 +245,13 @@ def test_interpolate_picture_uses_pixels_known_in_one_frame() -> None:
     still = torch.zeros(2, 6, 6)
     left = torch.zeros(6, 6, dtype=torch.bool)
     left[:, :3] = True
-    picture = interpolate_picture(first, second, still, still, 0.5, (left, None)).picture[0]
+    picture = interpolate_picture_and_visibility(first, second, still, still, 0.5, (left, None)).picture[0]
     assert torch.allclose(picture[:, :3], torch.tensor(2.0))
     assert torch.allclose(picture[:, 3:], torch.tensor(3.0))
-    surrounded = interpolate_picture(first, second, still, still, 0.5, (left, left)).picture[0]
+    surrounded = interpolate_picture_and_visibility(first, second, still, still, 0.5, (left, left)).picture[0]
     assert torch.allclose(surrounded, torch.tensor(2.0)), "what neither knows continues its surroundings"
     first[:, :, 3:], second[:, :, 3:] = 0.0, 0.0
-    window = interpolate_picture(first, second, still, still, 0.5, (left, left)).picture[0]
+    window = interpolate_picture_and_visibility(first, second, still, still, 0.5, (left, left)).picture[0]
     assert not window[:, 3:].any(), "both plates are 0 there, as outside a data window"
 
 

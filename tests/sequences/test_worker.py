@@ -8,7 +8,7 @@ import pytest
 
 from fullfield import InputError
 from fullfield.sequences import worker
-from fullfield.sequences.worker import ParentPipe, run_until_parent_ends_then_exit
+from fullfield.sequences.worker import ParentPipe, run_task_and_send_errors_then_exit
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def test_work_until_parent_ends_sends_errors(error: Exception, kind: str) -> Non
 
     parent, child = Pipe()
     parent.send(1001)
-    run_until_parent_ends_then_exit(child, work)
+    run_task_and_send_errors_then_exit(child, work)
     assert parent.recv() == ("frame", 1001)
     sent, content = parent.recv()
     assert sent == kind
@@ -46,6 +46,6 @@ def test_work_until_parent_ends_stops_when_parent_closes() -> None:
 
     parent, child = Pipe()
     parent.close()
-    run_until_parent_ends_then_exit(child, work)
+    run_task_and_send_errors_then_exit(child, work)
     assert ended
     assert child.closed

@@ -34,7 +34,7 @@ from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import get_method, resolve_method_name
 from fullfield.io import read_flow_layers
 from fullfield.io.oiio import Header, write_and_verify_picture
-from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, run_on_devices, run_shot
+from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, write_shot_flow, write_shot_flow_on_devices
 from fullfield.sequences.names import find_frame_files
 from fullfield.testing import sample_textured_scene
 
@@ -133,7 +133,7 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compress
     note(f"preparing {method} {preset}")
     prepare_estimator_if_supported(estimator, torch.device(job.settings.device), size)
     plates = job.open_plates()
-    job, _ = job.settle_and_plan_missing_frames(estimator, plates)
+    job, _ = job.write_settings_and_get_job_and_plan(estimator, plates)
     retained = [plates.read(number).frame[None].to(plan.device) for number in plates.numbers[:_KEPT]]
     runs: list[Outcome] = []
     spans: list[tuple[float, float]] = []
@@ -156,14 +156,14 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compress
                 note(f"{number} of {len(asked)} frames")
 
         requested = replace(job, numbers=tuple(asked))
-        outcome = run_shot(requested, asked, estimator, requested.open_plates(), report=tell)
+        outcome = write_shot_flow(requested, asked, estimator, requested.open_plates(), report=tell)
         runs.append(good(outcome, asked))
         return runs[-1]
 
     def spread_out() -> Outcome:
         asked, start, told = numbers(spans), time.perf_counter(), list[float]()
         requested = replace(job, numbers=tuple(asked))
-        outcome = run_on_devices(
+        outcome = write_shot_flow_on_devices(
             requested, asked, plan.devices, report=lambda _: told.append(time.perf_counter() - start)
         )
         spans.append((told[0], told[-1]) if told else (0.0, 0.0))
@@ -201,7 +201,7 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compress
 
 def _alone(plan: Plan, estimator: Estimator, kept: Sequence[Tensor]) -> None:
     """Return the pairs that are timed."""
-    ways = ShotSettings(plan.direction).offsets
+    ways = ShotSettings(plan.direction).offsets_by_direction
     for number in range(plan.pairs):
         at = number % (len(kept) - 1)
         one_pair(estimator, kept[at], kept[at + 1], ways)
@@ -237,10 +237,10 @@ def _unfinished(outcome: Outcome, numbers: Sequence[int]) -> str | None:
 
 def _wrong(job: ShotJob, estimator: Estimator, kept: Sequence[Tensor], outcome: Outcome) -> str | None:
     """Return what is wrong with a run: vectors in its second file that are not those of the pairs alone."""
-    for direction, way in job.settings.offsets.items():
+    for direction, way in job.settings.offsets_by_direction.items():
         at = min(1, 1 + way)
-        flow = one_pair(estimator, kept[at], kept[at + 1], job.settings.offsets)[direction][0].cpu()
-        off = (read_flow_layers(job.output.path(outcome.written[1]))[direction] - flow).abs()
+        flow = one_pair(estimator, kept[at], kept[at + 1], job.settings.offsets_by_direction)[direction][0].cpu()
+        off = (read_flow_layers(job.output.get_path(outcome.written[1]))[direction] - flow).abs()
         limit = _ALLOWED + (flow.abs() / 1024 if job.output.dtype == "half" else 0)
         if not bool((off <= limit).all()):
             return f"{direction} vectors are off by {float(off.max()):.3g} px"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._check import InputError
-from fullfield.io.files import join_to_one_line, require_nonempty_file, write_atomically
+from fullfield.io.files import join_to_one_line, require_nonempty_file_and_get_bytes, write_atomically
 
 _LARGEST = 1e300
 
@@ -22,7 +22,7 @@ def read_json_object(path: Path, description: str = "a JSON object") -> dict[str
         InputError: naming the file, if it is not a regular file or holds something other than an object.
         FileNotFoundError: if there is no file.
     """
-    require_nonempty_file(path)
+    require_nonempty_file_and_get_bytes(path)
     try:
         content = json.loads(
             path.read_text("utf-8"), parse_constant=_parse_nonfinite_as_none, parse_float=_parse_finite_float_or_none

@@ -21,7 +21,7 @@ from fullfield.cli.options import (
 )
 from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, has_exr_suffix
-from fullfield.sequences.names import choose_frame_numbers, find_frame_files, has_number_field
+from fullfield.sequences.names import choose_requested_or_all_frame_numbers, find_frame_files, has_number_field
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,8 +94,12 @@ def _check_options_and_pair_input_output_files(args: argparse.Namespace) -> list
         paths.check_input_and_output_files([("IN", args.input)], [(name, args.output, suffixes)])
         return [(args.input, args.output)]
     frame_files = find_frame_files(args.input)
-    numbers = [number for number in choose_frame_numbers(frame_files, args.frames) if number in frame_files.files]
-    sources = {number: frame_files.path(number) for number in numbers}
+    numbers = [
+        number
+        for number in choose_requested_or_all_frame_numbers(frame_files, args.frames)
+        if number in frame_files.files
+    ]
+    sources = {number: frame_files.get_path(number) for number in numbers}
     paths.get_checked_suffix(sources[numbers[0]], "IN", FLOW_SUFFIXES)
     pattern = paths.parse_pattern_and_remove_temporaries(args.output, name, suffixes[0])
     paths.get_checked_suffix(args.output, name, suffixes)
@@ -180,7 +184,7 @@ def _measure_conversion_loss(flow: Tensor, valid: Tensor, written: Tensor, writt
 
 def _read_resized_backward_layer_or_print_loss(args: argparse.Namespace, source: str, output: str) -> Tensor | None:
     """Return the backward layer of an EXR, which another EXR keeps; None if there is none or it is lost."""
-    from fullfield.io.vectors import has_backward_flow, read_flow_direction
+    from fullfield.io.vectors import has_backward_flow, read_flow_direction_with_unknown_as_nan
 
     choice = get_vector_encoding_arguments(args)
     channels = choice.get("channels")
@@ -192,6 +196,8 @@ def _read_resized_backward_layer_or_print_loss(args: argparse.Namespace, source:
         report.print_note(f"{output}: holds only the forward layer; use --layer backward to convert the other")
         return None
     reading = build_flow_read_options(args, part=args.part)
-    flow = read_flow_direction(source, "backward", reading, window="data" if args.scale is None else "display")
+    flow = read_flow_direction_with_unknown_as_nan(
+        source, "backward", reading, window="data" if args.scale is None else "display"
+    )
     resized, valid = _resize_by_scale_option(args, flow, flow.isfinite().all(0))
     return resized.masked_fill(~valid, float("nan"))

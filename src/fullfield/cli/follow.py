@@ -24,7 +24,13 @@ from fullfield.cli.options import (
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS
-from fullfield.sequences.names import FrameFiles, FramePattern, choose_frame_numbers, find_frame_files, format_frames
+from fullfield.sequences.names import (
+    FrameFiles,
+    FramePattern,
+    choose_requested_or_all_frame_numbers,
+    find_frame_files,
+    format_frames,
+)
 
 if TYPE_CHECKING:
     from fullfield.sequences import FollowJob, Outcome
@@ -149,7 +155,7 @@ def _list_frames_to_write(frame_files: FrameFiles, frame_range: str | None, read
     from fullfield.sequences.plates import open_found_plates
 
     if frame_files.video is None or frame_range is not None:
-        return tuple(choose_frame_numbers(frame_files, frame_range))
+        return tuple(choose_requested_or_all_frame_numbers(frame_files, frame_range))
     plates = open_found_plates(frame_files, None, **reading)
     try:
         return tuple(plates.numbers)
@@ -180,7 +186,7 @@ def _check_references_points_and_outputs(args: argparse.Namespace, jobs: Sequenc
             names = {os.path.realpath(FramePattern.parse(pattern).format_path(number)) for number in job.numbers}
             if names & read:
                 raise InputError(f"{option} {pattern}: names the plates; choose another name")
-            if option == "--st-map" and os.path.realpath(job.output.path(job.numbers[0])) in names:
+            if option == "--st-map" and os.path.realpath(job.output.get_path(job.numbers[0])) in names:
                 raise InputError(f"--st-map {pattern}: is also written by --output; choose another file")
 
 
@@ -235,7 +241,7 @@ def _settle_job_and_print_plan(
     """Return the settled job, and the frames that it has to write."""
     plates = job.open_plates()
     try:
-        job, plan = job.settle_and_plan_missing_frames(choice.estimator, plates, overwrite=args.overwrite)
+        job, plan = job.write_settings_and_get_job_and_plan(choice.estimator, plates, overwrite=args.overwrite)
     finally:
         plates.close()
     if not args.quiet:
@@ -260,7 +266,9 @@ def _write_references_and_yield_outcomes(
         yield from write_reference_flows_on_devices(requested, devices, report_frame=report_frame)
         return
     for job, plan in jobs_with_plans:
-        outcome = sequences.run_follow(job, plan.missing, choice.estimator, job.open_plates(), report=report_frame)
+        outcome = sequences.write_reference_flow(
+            job, plan.missing, choice.estimator, job.open_plates(), report=report_frame
+        )
         yield outcome
         if outcome.stopped is not None:
             return
@@ -272,8 +280,8 @@ def _write_point_tracks_if_any_frame(args: argparse.Namespace, job: FollowJob, f
     from fullfield.sequences.tracks import read_points_csv, read_tracks_from_flow_files, write_tracks
 
     if frame_numbers:
-        tracks = read_tracks_from_flow_files(read_points_csv(args.points), frame_numbers, job.output.path)
-        height = read_flow_layers(job.output.path(frame_numbers[0]))["forward"].shape[-2]
+        tracks = read_tracks_from_flow_files(read_points_csv(args.points), frame_numbers, job.output.get_path)
+        height = read_flow_layers(job.output.get_path(frame_numbers[0]))["forward"].shape[-2]
         write_tracks(args.tracks.replace(_FIELD, str(job.reference)), tracks, height, job.reference)
 
 

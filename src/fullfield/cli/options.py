@@ -17,7 +17,7 @@ from fullfield._config import Config
 from fullfield.cli import argtypes
 from fullfield.cli.report import check_same_size, format_size, rename_arguments_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS, TRANSFERS
-from fullfield.io.windows import Box, merge_frame_windows
+from fullfield.io.windows import Box, merge_frame_windows_or_raise
 from fullfield.sequences.names import resolve_mask_for_frame
 
 if TYPE_CHECKING:
@@ -234,17 +234,17 @@ def read_frames_and_fill_unknown_pixels(
 
     from fullfield.estimators._frames import fill_unknown_pixels, warn_and_return_if_outside_unit_range
     from fullfield.io.image import FrameReader
-    from fullfield.io.oiio import detect_format_and_size
+    from fullfield.io.oiio import detect_format_and_file_bytes
 
     reading = get_frame_reading_arguments(args)
     channels = {name: reading[name] for name in ("part", "layer") if name in reading}
     window = None
     if reading.get("window") == "data":
-        window = merge_frame_windows({frame: io.read_frame_window(frame, **channels) for frame in paths})
+        window = merge_frame_windows_or_raise({frame: io.read_frame_window(frame, **channels) for frame in paths})
         if data_box is not None:
             window = window._replace(data=data_box)
         reading["window"] = window.data
-    elif detect_format_and_size(Path(paths[0]))[0] == "openexr":
+    elif detect_format_and_file_bytes(Path(paths[0]))[0] == "openexr":
         window = io.read_frame_window(paths[0], **channels)
         window = window._replace(data=window.display)
     mask = reading.pop("mask", None)

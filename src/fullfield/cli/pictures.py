@@ -78,7 +78,7 @@ def write_missing_pictures_and_count_existing(
     """Settle the job and write its pictures; return the outcome, and how many pictures existed."""
     from fullfield.sequences.pictures import write_job_pictures
 
-    settled, plan = job.settle_and_plan_missing_frames(overwrite=args.overwrite)
+    settled, plan = job.write_settings_and_get_job_and_plan(overwrite=args.overwrite)
     if not args.quiet and job.has_records:
         report.print_existing_and_outdated_counts(job.numbers, plan)
     with ProgressBar(command, quiet=args.quiet) as progress:

@@ -206,14 +206,14 @@ def _read_cloud(path: str, columns: int | None) -> io.PointCloud:
 
 def _apply_pose_write_cloud_and_report(args: argparse.Namespace) -> int:
     """Move one cloud by a known pose."""
-    from fullfield.io.pointcloud import check_lossless, read_coordinate_system, transform_cloud
+    from fullfield.io.pointcloud import check_lossless, read_coordinate_system_or_none, transform_cloud
 
     pose, frame = _read_pose_and_target_cloud_name(args.apply, args.clouds[0])
     cloud = _read_cloud(args.clouds[0], args.columns)
     check_lossless(args.output, cloud)
     transformed = transform_cloud(cloud, pose)
     if frame is not None and Path(frame).is_file():
-        transformed = replace(transformed, coordinate_system=read_coordinate_system(frame))
+        transformed = replace(transformed, coordinate_system=read_coordinate_system_or_none(frame))
         _print_note_if_coordinate_systems_differ(
             (args.clouds[0], frame), (cloud.coordinate_system, transformed.coordinate_system)
         )
@@ -240,7 +240,7 @@ def _read_pose_and_target_cloud_name(argument: str, cloud: str) -> tuple[NDArray
     """
     import numpy as np
 
-    from fullfield.io.pointcloud import orthonormalize_pose
+    from fullfield.io.pointcloud import check_and_orthonormalize_pose
     from fullfield.registration import read_pose
 
     path, name = _split_pose_file_and_cloud_name(argument)
@@ -270,7 +270,7 @@ def _read_pose_and_target_cloud_name(argument: str, cloud: str) -> tuple[NDArray
         pose = poses[matches[0]]
     if pose is None:
         raise InputError(f"{path}: expected an accepted pose of {matches[0]}, got none")
-    return orthonormalize_pose(pose, path), frame
+    return check_and_orthonormalize_pose(pose, path), frame
 
 
 def _select_names_by_path_name_or_stem(names: Iterable[str], cloud_path: str) -> list[str]:

@@ -25,7 +25,7 @@ from fullfield.cli.options import (
     read_truth_and_valid_mask,
 )
 from fullfield.cli.report import rename_arguments_in_errors
-from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, get_separate_mask_file, has_exr_suffix
+from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, get_separate_mask_file_or_none, has_exr_suffix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,7 +141,7 @@ def _check_averaging_and_error_map_options(args: argparse.Namespace, *, has_fold
         return
     if has_folders:
         raise InputError("--error-map: expected two files, got two folders")
-    masks = [(option, get_separate_mask_file(mask)) for option, mask in _list_mask_options_and_values(args)]
+    masks = [(option, get_separate_mask_file_or_none(mask)) for option, mask in _list_mask_options_and_values(args)]
     inputs = [("PRED", args.pred), ("TRUTH", args.truth), *masks]
     paths.check_input_and_output_files(inputs, [("--error-map", args.error_map, IMAGE_WRITE_SUFFIXES)])
 
@@ -156,7 +156,7 @@ def _check_and_pair_files_to_score(args: argparse.Namespace) -> list[ImageFiles]
     masks = _list_mask_options_and_values(args)
     if not pred.is_dir():
         for argument, path in (("PRED", args.pred), ("TRUTH", args.truth), *masks):
-            file = path if argument in ("PRED", "TRUTH") else get_separate_mask_file(path)
+            file = path if argument in ("PRED", "TRUTH") else get_separate_mask_file_or_none(path)
             if file is not None:
                 paths.check_input_file(file, argument)
         return [ImageFiles(args.pred, args.truth, args.occlusion, args.valid, args.invalid)]
@@ -181,7 +181,7 @@ def _check_and_pair_files_to_score(args: argparse.Namespace) -> list[ImageFiles]
 def _find_mask_file_per_stem(option: str, folder: str | None, stems: list[str]) -> dict[str, str]:
     if folder is None:
         return {}
-    if not Path(folder).is_dir() and get_separate_mask_file(folder) is None:  # a channel of each true flow
+    if not Path(folder).is_dir() and get_separate_mask_file_or_none(folder) is None:  # a channel of each true flow
         return dict.fromkeys(stems, folder)
     if not Path(folder).is_dir():
         raise InputError(f"{option} {folder}: expected a folder, as PRED and TRUTH are folders")
@@ -237,7 +237,7 @@ def _load_tensors_and_count_unpredicted(
 
 def _mark_unpredicted_outside_frame(path: str, predicted: Tensor, read_arguments: dict[str, Any]) -> Tensor:
     """Return where a prediction is not known because its frame was not: bool ``[H, W]``."""
-    from fullfield.io.flow import read_flow_optionally_masked, read_flow_window
+    from fullfield.io.flow import read_flow_window, read_flow_with_optional_valid_channel
 
     outside = predicted.new_zeros(predicted.shape)
     if not has_exr_suffix(path) or bool(predicted.all()):
@@ -246,7 +246,7 @@ def _mark_unpredicted_outside_frame(path: str, predicted: Tensor, read_arguments
     left, top = window.data[0] - window.display[0], window.data[1] - window.display[1]
     outside[:] = True
     outside[max(top, 0) : max(top + window.data[3], 0), max(left, 0) : max(left + window.data[2], 0)] = False
-    stored = read_flow_optionally_masked(path, **read_arguments, use_valid_channel=False).valid
+    stored = read_flow_with_optional_valid_channel(path, **read_arguments, use_valid_channel=False).valid
     return (outside | (stored & ~predicted)) & ~predicted
 
 
@@ -260,15 +260,15 @@ def _read_mask(option: str, mask: str, flow: Tensor, truth: str) -> Tensor:
     import torch
 
     from fullfield.io.masks import read_mask
-    from fullfield.io.oiio import open_source
+    from fullfield.io.oiio import open_image_source
 
     height, width = flow.shape[-2:]
     box = (0, 0, width, height)
     with rename_arguments_in_errors(mask=f"{option} {mask}"):
-        if get_separate_mask_file(mask) is not None or not has_exr_suffix(truth):
+        if get_separate_mask_file_or_none(mask) is not None or not has_exr_suffix(truth):
             return torch.from_numpy(read_mask(mask, None, box, box))
-        with open_source(Path(truth)) as source:
-            display = source.get_first_part().display_window
+        with open_image_source(Path(truth)) as source:
+            display = source.get_first_part_or_raise().display_window
             return torch.from_numpy(read_mask(mask, source, display, display))
 
 

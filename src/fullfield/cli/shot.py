@@ -33,7 +33,7 @@ from fullfield.io.names import FLOW_WRITE_SUFFIXES, FRAME_SUFFIXES
 from fullfield.sequences.names import (
     FrameFiles,
     FramePattern,
-    choose_frame_numbers,
+    choose_requested_or_all_frame_numbers,
     find_frame_files,
     format_frames,
 )
@@ -132,7 +132,11 @@ def run_command(args: argparse.Namespace) -> int:
     with rename_arguments_in_errors(**words), ProgressBar("shot", quiet=args.quiet) as progress:
         reading = get_frame_reading_arguments(args)
         is_video = frame_files.video is not None
-        numbers = None if is_video and args.frames is None else choose_frame_numbers(frame_files, args.frames)
+        numbers = (
+            None
+            if is_video and args.frames is None
+            else choose_requested_or_all_frame_numbers(frame_files, args.frames)
+        )
         shot_pictures.check_picture_options(args, frame_files, numbers)
         plates = open_found_plates(frame_files, numbers, **reading)
         job = sequences.ShotJob(
@@ -149,7 +153,7 @@ def run_command(args: argparse.Namespace) -> int:
         progress(0.0, "preparing")
         size = _measure_first_readable_size_without_bars(plates) if devices[0].startswith("cuda") else None
         choice.load_weights_and_kernels(size, lambda *_: None, quiet=args.quiet)
-        job, plan = job.settle_and_plan_missing_frames(choice.estimator, plates, overwrite=args.overwrite)
+        job, plan = job.write_settings_and_get_job_and_plan(choice.estimator, plates, overwrite=args.overwrite)
         outcome = _write_planned_frames_and_print_problems(args, job, plan, choice.estimator, plates, devices, progress)
         pictures = None if args.viz is None else shot_pictures.write_shot_pictures_and_summarize(args, job, progress)
     _print_report(args, choice, job, devices, plan, outcome, pictures)
@@ -182,14 +186,14 @@ def _write_planned_frames_and_print_problems(
     if args.ray is not None and numbers:
         plates.close()
         with contextlib.redirect_stdout(sys.stderr):  # Ray prints its own messages
-            from fullfield.sequences.cluster import run_on_cluster
+            from fullfield.sequences.cluster import write_shot_flow_on_cluster
 
-            outcome = run_on_cluster(job, numbers, args.ray, report=frame_report)
+            outcome = write_shot_flow_on_cluster(job, numbers, args.ray, report=frame_report)
     elif len(devices) > 1 and numbers:
         plates.close()
-        outcome = sequences.run_on_devices(job, numbers, devices, report=frame_report)
+        outcome = sequences.write_shot_flow_on_devices(job, numbers, devices, report=frame_report)
     else:
-        outcome = sequences.run_shot(job, numbers, estimator, plates, report=frame_report)
+        outcome = sequences.write_shot_flow(job, numbers, estimator, plates, report=frame_report)
     missing_names = {plates.get_frame_name(number) for number in missing}
     outcome.problems = [problem for problem in outcome.problems if problem.path not in missing_names]
     for problem in outcome.problems:

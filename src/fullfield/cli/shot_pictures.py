@@ -77,10 +77,10 @@ def write_shot_pictures_and_summarize(
     """Draw the frames that have a file; return the line of the report."""
 
     def read_flows(number: int) -> list[io.FlowData]:
-        return [io.read_flow(job.output.path(number))]
+        return [io.read_flow(job.output.get_path(number))]
 
     kind = args.viz_kind or KINDS[0]
-    numbers = [number for number in job.numbers if Path(job.output.path(number)).is_file()]
+    numbers = [number for number in job.numbers if Path(job.output.get_path(number)).is_file()]
     max_motion = args.max_motion or flow_visualization.measure_max_motion_in_sampled_frames(numbers, read_flows) or None
     plates = job.open_plates() if kind == "overlay" else None
     drawn = 0
@@ -106,13 +106,15 @@ def _draw_stored_frame(job: ShotJob, number: int, kind: str, frame: Tensor | Non
     """Return the picture of a stored frame: uint8 [3, H, W]."""
     from fullfield import viz
 
-    path = job.output.path(number)
+    path = job.output.get_path(number)
     if kind in _MAPS:
         tensors = io.read_flow_layers(path)
-        direction = next(name for name in job.settings.offsets if f"{kind}.{name}" in tensors)
+        direction = next(name for name in job.settings.offsets_by_direction if f"{kind}.{name}" in tensors)
         plane = tensors[f"{kind}.{direction}"].clamp(0, 1)
         return viz.frame_to_image(plane[None].expand(3, -1, -1))
-    layer: dict[str, Any] = {"layer": next(iter(job.settings.offsets))} if job.output.suffix == ".exr" else {}
+    layer: dict[str, Any] = (
+        {"layer": next(iter(job.settings.offsets_by_direction))} if job.output.suffix == ".exr" else {}
+    )
     flow, valid = io.read_flow(path, **layer)
     return flow_visualization.FlowVisualization(flow, valid, frame, max_motion=max_motion).draw_picture(kind)
 
@@ -132,9 +134,9 @@ def _open_picture_writer(args: argparse.Namespace, job: ShotJob) -> Iterator[Cal
         return
     rate = _RATE
     if job.frame_files.video is not None:
-        from fullfield.sequences.picture_files import read_frame_rate
+        from fullfield.sequences.picture_files import read_frame_rate_or_default
 
-        rate = read_frame_rate(job.frame_files.video)
+        rate = read_frame_rate_or_default(job.frame_files.video)
     writer: io.VideoWriter | None = None
     with paths.record_file_written_in_block(args.viz):
         try:

@@ -22,7 +22,7 @@ from fullfield.io.files import write_atomically
 from fullfield.io.names import DIRECTIONS, FLOW_SUFFIXES
 from fullfield.sequences.names import (
     FrameFiles,
-    choose_frame_numbers,
+    choose_requested_or_all_frame_numbers,
     find_frame_files,
     format_frames,
     has_number_field,
@@ -68,15 +68,15 @@ def run_command(args: argparse.Namespace) -> int:
     if not has_number_field(args.flow):
         raise InputError(f"{args.flow}: expected a pattern such as mv.%04d.exr")
     files = find_frame_files(args.flow)
-    numbers = [number for number in choose_frame_numbers(files, args.frames) if number in files.files]
-    paths.get_checked_suffix(files.path(numbers[0]), "FLOW", FLOW_SUFFIXES)
+    numbers = [number for number in choose_requested_or_all_frame_numbers(files, args.frames) if number in files.files]
+    paths.get_checked_suffix(files.get_path(numbers[0]), "FLOW", FLOW_SUFFIXES)
     stem = files.pattern.before.rstrip("._- ") if files.pattern is not None else "view"
     output = args.output or f"{stem or 'view'}.html"
     paths.get_checked_suffix(output, "--output", (".html", ".htm"))
     paths.check_output_file_and_remove_temporaries(output, "--output")
 
     stored = sequences.Output(str(files.pattern))
-    settings = stored.read_and_check_settings()
+    settings = stored.read_and_check_settings_or_empty()
     reference = settings.get("reference")
     draw = _build_reference_overlay_if_followed(args, reference)
     plates, reason = _open_plates_or_explain_absence(args, stored, settings.get("reading") or {})
@@ -86,7 +86,7 @@ def run_command(args: argparse.Namespace) -> int:
     problems: list[str] = []
 
     def read_flows(number: int) -> list[tuple[Tensor, Tensor | None]]:
-        vectors = io.read_flow_layers(files.path(number), reading)
+        vectors = io.read_flow_layers(files.get_path(number), reading)
         if reference is not None:  # behind a cut everything is hidden, and the motion only leads out of the frame
             names = "backward", "occlusion.backward"
             return [(vectors[names[0]], vectors[names[1]] < 0.5)] if {*names} <= vectors.keys() else []
@@ -117,7 +117,7 @@ def _open_plates_or_explain_absence(
 ) -> tuple[Plates | None, str]:
     """Return the plates, those of the flow's notes with its ``reading``, or None and why there are none."""
     source, reading = (
-        (stored.read_plates_name_if_recorded(), {**reading, "window": None})
+        (stored.read_plates_path_if_recorded(), {**reading, "window": None})
         if args.plates is None
         else (args.plates, {})
     )
@@ -146,12 +146,12 @@ def _build_reference_overlay_if_followed(
     if args.paint is not None and args.grid is not None:
         raise InputError("--grid: not used with --paint; leave it out")
 
-    from fullfield.sequences.follow_pictures import draw_paint_or_grid, read_paint_picture
+    from fullfield.sequences.follow_pictures import draw_paint_or_grid_and_hide_occluded, read_paint_color_and_alpha
 
     if args.paint is not None:
         paths.check_input_file(args.paint, "--paint")
-    paint = None if args.paint is None else read_paint_picture(args.paint)
-    return partial(draw_paint_or_grid, paint=paint, grid_px=args.grid)
+    paint = None if args.paint is None else read_paint_color_and_alpha(args.paint)
+    return partial(draw_paint_or_grid_and_hide_occluded, paint=paint, grid_px=args.grid)
 
 
 def _iterate_frames_and_collect_problems(
@@ -168,7 +168,7 @@ def _iterate_frames_and_collect_problems(
     for count, number in enumerate(frame_numbers):
         progress(count / len(frame_numbers), f"frame {number}")
         try:
-            vectors = io.read_flow_layers(files.path(number), read_options)
+            vectors = io.read_flow_layers(files.get_path(number), read_options)
         except (InputError, OSError) as error:
             problems.append(str(error))
             continue
@@ -182,7 +182,7 @@ def _iterate_frames_and_collect_problems(
                 if abs(plate_width * height - width * plate_height) > max(plate_width, width):
                     problems.append(
                         f"{plates.get_frame_name(number)}: is {format_size(frame)}, "
-                        f"but the flow {files.path(number)} is {format_size(flow)}"
+                        f"but the flow {files.get_path(number)} is {format_size(flow)}"
                     )
                     frame = None
             except (InputError, OSError) as error:

@@ -147,9 +147,9 @@ class Flow:
         if not has_exr_suffix(path):
             return cls(data.flow, data.valid)
         from fullfield.io.flow import read_flow_window
-        from fullfield.io.vectors import read_forward_occlusion_and_confidence
+        from fullfield.io.vectors import read_existing_forward_reliability_maps
 
-        window, maps = read_flow_window(path), read_forward_occlusion_and_confidence(path)
+        window, maps = read_flow_window(path), read_existing_forward_reliability_maps(path)
         return cls(
             data.flow,
             data.valid,

@@ -30,7 +30,7 @@ from fullfield.datasets.base import PairSequence
 from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import read_flow, write_flow
 from fullfield.io.arrays import read_npy
-from fullfield.io.files import remove_abandoned_temporary_files, require_nonempty_file, write_atomically
+from fullfield.io.files import remove_abandoned_temporary_files, require_nonempty_file_and_get_bytes, write_atomically
 from fullfield.metrics.accumulator import AVERAGING
 
 try:
@@ -273,7 +273,7 @@ class ScanRun(ResultFolder):
     def read_matches(self, name: str) -> NDArray[np.float64]:
         """Read a pair's matched points [M, 2, 3]."""
         path = self.get_prediction_path(name)
-        points = read_npy(path, require_nonempty_file(path), allow_empty=True)
+        points = read_npy(path, require_nonempty_file_and_get_bytes(path), allow_empty=True)
         if points.ndim != 3 or points.shape[1:] != (2, 3):
             raise InputError(f"{path}: expected matched points [M, 2, 3], got {list(points.shape)}")
         return points.astype(np.float64, copy=False)
@@ -386,7 +386,7 @@ def _fingerprint_sampled_inputs(dataset: PairSequence[Any, Any]) -> str:
 
 
 def _hash_file_samples(path: Path) -> bytes:
-    size = require_nonempty_file(path)
+    size = require_nonempty_file_and_get_bytes(path)
     digest = hashlib.sha256(f"{path.name}\0{size}\n".encode())
     with path.open("rb") as file:
         for sample in range(_SAMPLES):

@@ -25,9 +25,9 @@ from fullfield.io.oiio import (
     Header,
     ImageSource,
     check_name_is_utf8,
-    detect_format_and_size,
+    detect_format_and_file_bytes,
     list_inherited_attributes,
-    open_source,
+    open_image_source,
     write_and_verify_picture,
 )
 from fullfield.io.transfer import decode_srgb_inplace
@@ -54,7 +54,7 @@ class ChannelPicture(NamedTuple):
     """Message on values that are NaN or infinite, which become 0; empty where there are none."""
 
     @property
-    def alpha(self) -> int | None:
+    def alpha_index(self) -> int | None:
         """Return the index of the alpha channel; None where there is none."""
         names = [name.rpartition(".")[2].lower() for name in self.channels]
         return next((names.index(name) for name in _ALPHAS if name in names), None)
@@ -63,12 +63,12 @@ class ChannelPicture(NamedTuple):
 def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture:
     """Read all channels of the part that :func:`fullfield.io.read_frame` reads, else of the first, with its errors."""
     where = Path(path)
-    if detect_format_and_size(where)[0] == "pfm":
+    if detect_format_and_file_bytes(where)[0] == "pfm":
         planes = read_pfm_planes(where)
         names = ("R", "G", "B") if len(planes) == 3 else ("Y",)
         picture = ChannelPicture(torch.from_numpy(planes), names, "float")
         return _zero_nonfinite_inplace_and_mark_valid(where, picture, [*range(len(names))], None, mask)
-    with open_source(where) as source:
+    with open_image_source(where) as source:
         part, indices = _choose_color_or_first_part(source)
         spec = part.spec
         if spec.deep:
@@ -89,9 +89,9 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
             where, picture, judged, source if exr else None, mask, part.data_window if exr else None
         )
         straight = bool(spec.get_int_attribute("oiio:UnassociatedAlpha"))
-    if straight and picture.alpha is not None:
-        others = [index for index in range(len(picture.channels)) if index != picture.alpha]
-        picture.pixels[others] *= picture.pixels[picture.alpha]
+    if straight and picture.alpha_index is not None:
+        others = [index for index in range(len(picture.channels)) if index != picture.alpha_index]
+        picture.pixels[others] *= picture.pixels[picture.alpha_index]
     return picture
 
 
@@ -133,17 +133,17 @@ def _zero_nonfinite_inplace_and_mark_valid(
     return picture._replace(valid=None if valid_mask.all() else torch.from_numpy(valid_mask), note=note)
 
 
-def _list_color_and_alpha_indices(channels: tuple[str, ...], indices: list[int]) -> list[int]:
+def _list_color_and_alpha_indices(channels: tuple[str, ...], color_indices: list[int]) -> list[int]:
     """Return the indices of colour channels and of the alpha of their layer."""
-    layers = {channels[index].rpartition(".")[0] for index in indices}
+    layers = {channels[index].rpartition(".")[0] for index in color_indices}
     split_names = [name.rpartition(".") for name in channels]
     alphas = [n for n, (layer, _, name) in enumerate(split_names) if layer in layers and name.lower() in _ALPHAS]
-    return sorted({*indices, *alphas})
+    return sorted({*color_indices, *alphas})
 
 
 def _choose_color_or_first_part(source: ImageSource) -> ColorChannels:
     """Return the part in colour, or the first one with all its channels where none is (depth, masks)."""
-    first = source.get_first_part()
+    first = source.get_first_part_or_raise()
     try:
         return choose_color_channels_and_warn_if_ambiguous(source, None, None)
     except InputError:
@@ -168,11 +168,11 @@ def write_all_channels(path: PathLike, picture: ChannelPicture) -> None:
     check_name_is_utf8(where)
     planes = picture.pixels.numpy().copy()
     attributes: dict[str, str | int | float] = {} if suffix == ".png" else {"compression": "zip"}
-    others = [index for index in range(len(picture.channels)) if index != picture.alpha]
+    others = [index for index in range(len(picture.channels)) if index != picture.alpha_index]
     if suffix == ".exr" and is_integer:
-        _convert_srgb_to_linear_inplace(planes, others, picture.alpha)
-    elif suffix != ".exr" and picture.alpha is not None:
-        alpha = planes[picture.alpha]
+        _convert_srgb_to_linear_inplace(planes, others, picture.alpha_index)
+    elif suffix != ".exr" and picture.alpha_index is not None:
+        alpha = planes[picture.alpha_index]
         planes[others] = np.where(alpha > 0, planes[others] / np.where(alpha > 0, alpha, 1), 0)
         attributes["oiio:UnassociatedAlpha"] = 1
     pixels: NDArray[np.generic] = planes.transpose(1, 2, 0)
@@ -188,9 +188,11 @@ def write_all_channels(path: PathLike, picture: ChannelPicture) -> None:
         write_and_verify_picture(temporary, kind, pixels, picture.channels, header)
 
 
-def _convert_srgb_to_linear_inplace(planes: NDArray[np.float32], color_indices: list[int], alpha: int | None) -> None:
+def _convert_srgb_to_linear_inplace(
+    planes: NDArray[np.float32], color_indices: list[int], alpha_index: int | None
+) -> None:
     """Convert sRGB-encoded colour, multiplied by alpha, to light multiplied by alpha, in place."""
-    over = np.ones_like(planes[0]) if alpha is None else planes[alpha]
+    over = np.ones_like(planes[0]) if alpha_index is None else planes[alpha_index]
     colour = (planes[color_indices] / np.where(over > 0, over, 1)).astype(np.float32)
     decode_srgb_inplace(colour)
     planes[color_indices] = colour * over

@@ -21,7 +21,7 @@ from fullfield.io.files import (
     join_to_one_line,
     raise_as_input_errors,
     refuse_implausible_inflated_size,
-    require_nonempty_file,
+    require_nonempty_file_and_get_bytes,
 )
 
 _BROKEN = (
@@ -40,7 +40,7 @@ _READERS = {
 _LONGEST_HEADER = 10_000  # bytes; NumPy reads as many as a header says before it looks at the number
 
 
-def read_array_header(
+def read_and_check_array_header(
     path: Path, description: str, stream: IO[bytes], *, allow_empty: bool = False, dtype_kinds: str = "fiu"
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return the shape of an array of real numbers, whether its order is Fortran's, and its dtype.
@@ -70,7 +70,7 @@ def read_array_header(
 def read_npy(path: Path, file_bytes: int, *, allow_empty: bool = False, dtype_kinds: str = "fiu") -> NDArray[Any]:
     """Return the array of a ``.npy`` file of ``file_bytes`` bytes; without elements only with ``allow_empty``."""
     with path.open("rb") as file:
-        shape, fortran, dtype = read_array_header(
+        shape, fortran, dtype = read_and_check_array_header(
             path, "the array", file, allow_empty=allow_empty, dtype_kinds=dtype_kinds
         )
         count = math.prod(shape)
@@ -91,14 +91,14 @@ def write_npy(path: Path, values: NDArray[Any]) -> None:
 
 
 @contextmanager
-def open_npz(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
+def open_npz_and_list_arrays(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
     """Open a ``.npz`` file and yield it with the names of its arrays; errors here and inside become InputError."""
-    require_nonempty_file(path)
+    require_nonempty_file_and_get_bytes(path)
     with raise_as_input_errors(path, "truncated or corrupt .npz file", *_BROKEN), zipfile.ZipFile(path) as archive:
-        yield archive, _list_unique_npz_members(path, archive)
+        yield archive, _list_npz_array_names_or_raise(path, archive)
 
 
-def _list_unique_npz_members(path: Path, archive: zipfile.ZipFile) -> list[str]:
+def _list_npz_array_names_or_raise(path: Path, archive: zipfile.ZipFile) -> list[str]:
     """Return the names of the arrays; raise InputError where two share a name or bytes."""
     end, names = 0, set[str]()
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
@@ -111,27 +111,31 @@ def _list_unique_npz_members(path: Path, archive: zipfile.ZipFile) -> list[str]:
     return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
 
-def read_npz_shape(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
+def read_npz_shape(path: Path, archive: zipfile.ZipFile, array_name: str) -> tuple[int, ...]:
     """Return the shape of an array of a ``.npz`` file; only its header is unpacked."""
-    with archive.open(_find_npz_member_or_raise(path, archive, name)) as stream:
-        return read_array_header(path, f"array {name}", stream)[0]
+    with archive.open(_find_npz_member_or_raise(path, archive, array_name)) as stream:
+        return read_and_check_array_header(path, f"array {array_name}", stream)[0]
 
 
-def read_npz_array(path: Path, archive: zipfile.ZipFile, name: str, dtype_kinds: str = "fiu") -> NDArray[Any]:
+def read_npz_array(path: Path, archive: zipfile.ZipFile, array_name: str, dtype_kinds: str = "fiu") -> NDArray[Any]:
     """Return an array of a ``.npz`` file."""
-    info = _find_npz_member_or_raise(path, archive, name)
+    info = _find_npz_member_or_raise(path, archive, array_name)
     with archive.open(info) as stream:
-        shape, fortran, dtype = read_array_header(path, f"array {name}", stream, dtype_kinds=dtype_kinds)
+        shape, fortran, dtype = read_and_check_array_header(
+            path, f"array {array_name}", stream, dtype_kinds=dtype_kinds
+        )
         expected_bytes = math.prod(shape) * dtype.itemsize
-        refuse_implausible_inflated_size(path, f"array {name} {list(shape)}", expected_bytes, info.compress_size)
+        refuse_implausible_inflated_size(path, f"array {array_name} {list(shape)}", expected_bytes, info.compress_size)
         data = stream.read(expected_bytes)
     if len(data) != expected_bytes:
-        raise InputError(f"{path}: truncated .npz file: array {name} has {len(data)} of {expected_bytes} bytes")
+        raise InputError(f"{path}: truncated .npz file: array {array_name} has {len(data)} of {expected_bytes} bytes")
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _find_npz_member_or_raise(path: Path, archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
-    info = archive.getinfo(f"{name}.npy")
+def _find_npz_member_or_raise(path: Path, archive: zipfile.ZipFile, array_name: str) -> zipfile.ZipInfo:
+    info = archive.getinfo(f"{array_name}.npy")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise InputError(f"{path}: array {join_to_one_line(name, 40)} is packed by a method that NumPy does not use")
+        raise InputError(
+            f"{path}: array {join_to_one_line(array_name, 40)} is packed by a method that NumPy does not use"
+        )
     return info

@@ -42,7 +42,7 @@ class _Candidate(NamedTuple):
         return self.layer or self.part.name
 
     @property
-    def eye(self) -> str:
+    def eye_or_empty(self) -> str:
         """Eye of a stereo picture; empty where none is named."""
         words = [
             *_split_name_into_lowercase_words(self.layer_or_part_name),
@@ -51,7 +51,7 @@ class _Candidate(NamedTuple):
         return next((_EYES[word] for word in reversed(words) if word in _EYES and len(word) > 1), "")
 
     @property
-    def rank(self) -> int:
+    def preference_rank(self) -> int:
         """Preference: 0 is the best, from 3 on only a name asks for the channels."""
         words = [word for word in _split_name_into_lowercase_words(self.layer_or_part_name) if word not in _EYES]
         if not words or words[-1] in _PICTURES:
@@ -76,13 +76,13 @@ def choose_color_channels_and_warn_if_ambiguous(
     """
     seen: list[ImagePart] = []
     candidates: list[_Candidate] = []
-    for listed in [source.find_part(part)] if part is not None else source.iterate_parts():
+    for listed in [source.find_part_or_raise(part)] if part is not None else source.iterate_parts():
         seen.append(listed)
         candidates += _list_color_candidates(source, listed, layer)
         if candidates and source.kind != "openexr":
             break
     candidates = [candidate for candidate in candidates if not candidate.part.spec.deep] or candidates
-    best = min((candidate.rank for candidate in candidates), default=4)
+    best = min((candidate.preference_rank for candidate in candidates), default=4)
     if not candidates or (best > 3 and layer is None):
         if not seen:
             raise source.build_read_error("it holds no image")
@@ -90,12 +90,12 @@ def choose_color_channels_and_warn_if_ambiguous(
         names = [repr(join_to_one_line(candidate.layer, 40)) for candidate in candidates[:12]]
         advice = f"; choose a layer with layer= (--layer): {', '.join(names)}" if names else ""
         raise InputError(f"{source.path}: no {expected}; the file has {describe_part_channels(seen)}{advice}")
-    equals = [candidate for candidate in candidates if candidate.rank == best]
+    equals = [candidate for candidate in candidates if candidate.preference_rank == best]
     selected = equals[0]
     if part is None and len(equals) > 1:
         _warn_which_layer_was_chosen(selected, equals, layer)
     if part is None and layer is None and len(equals) == 1:
-        _warn_which_eye_was_chosen(selected, candidates)
+        _warn_which_eye_was_chosen_if_stereo(selected, candidates)
     if (
         len(selected.indices) == 1
         and {"ry", "by"} & group_channels_by_layer(selected.part.channels).get(selected.layer, {}).keys()
@@ -126,7 +126,7 @@ def _list_color_candidates(source: ImageSource, part: ImagePart, layer: str | No
 def _warn_which_layer_was_chosen(selected: _Candidate, equals: list[_Candidate], layer: str | None) -> None:
     """Say which of several parts or layers was taken; without the file's name, so that a shot says it once."""
     names_text = [join_to_one_line(candidate.layer_or_part_name, 40) for candidate in equals[:12]]
-    eye = f", the {selected.eye} eye" if selected.eye else ""
+    eye = f", the {selected.eye_or_empty} eye" if selected.eye_or_empty else ""
     option = "layer" if selected.layer and layer is None else "part"
     warnings.warn(
         f"OpenEXR: took {option} {names_text[0]!r}{eye}, the first of "
@@ -135,13 +135,15 @@ def _warn_which_layer_was_chosen(selected: _Candidate, equals: list[_Candidate],
     )
 
 
-def _warn_which_eye_was_chosen(selected: _Candidate, candidates: list[_Candidate]) -> None:
+def _warn_which_eye_was_chosen_if_stereo(selected: _Candidate, candidates: list[_Candidate]) -> None:
     """Say which eye was taken from a stereo file whose default view has no name in its channels."""
     others = [candidate.layer for candidate in candidates if candidate.layer.lower() in _EYES]
     if not others or selected.layer:
         return
     views = selected.part.spec.getattribute("multiView")
-    eye = selected.eye or (join_to_one_line(str(views[0]), 20) if isinstance(views, (list, tuple)) and views else "")
+    eye = selected.eye_or_empty or (
+        join_to_one_line(str(views[0]), 20) if isinstance(views, (list, tuple)) and views else ""
+    )
     listed = ", ".join(repr(join_to_one_line(name, 40)) for name in others[:12])
     warnings.warn(
         f"OpenEXR: took R, G, B, {f'the {eye} eye' if eye else 'one eye'} and the default view; name another with "

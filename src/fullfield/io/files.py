@@ -35,7 +35,7 @@ FinishedCallback: TypeAlias = Callable[[Path, Path], None]
 _finished: ContextVar[FinishedCallback | None] = ContextVar("finished", default=None)
 
 
-def require_nonempty_file(path: Path) -> int:
+def require_nonempty_file_and_get_bytes(path: Path) -> int:
     """Return the size in bytes of a regular file; raise an error that names the path for anything else or no bytes."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
@@ -196,9 +196,9 @@ def remove_abandoned_temporary_files(folder: PathLike) -> None:
                 entry.unlink()
 
 
-def has_local_process_ended(name: str) -> bool:
-    """Return whether ``name``, from :func:`build_process_name`, is a local process that has ended; False in doubt."""
-    match = _WRITER.fullmatch(name)
+def has_local_process_ended(process_name: str) -> bool:
+    """Return whether a process, by :func:`build_process_name`, is a local one that has ended; False in doubt."""
+    match = _WRITER.fullmatch(process_name)
     return (
         match is not None
         and match[1] == _hash_host_and_pid_namespace()
@@ -218,7 +218,7 @@ def _hash_host_and_pid_namespace() -> str:
     table = ""
     with suppress(OSError):
         table = str(Path("/proc/self/ns/pid").readlink())
-    return _hash_to_hex_digits(f"{socket.gethostname()} {table}")
+    return _hash_to_8_hex_digits(f"{socket.gethostname()} {table}")
 
 
 def _hash_process_start_time_if_available(process_id: int) -> str | None:
@@ -228,7 +228,7 @@ def _hash_process_start_time_if_available(process_id: int) -> str | None:
         status = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:
         return None
-    return _hash_to_hex_digits(f"{boot} {status.rpartition(')')[2].split()[19]}")
+    return _hash_to_8_hex_digits(f"{boot} {status.rpartition(')')[2].split()[19]}")
 
 
 def _is_process_running(process_id: int, start_time_hash: str) -> bool:
@@ -246,5 +246,5 @@ def _is_process_running(process_id: int, start_time_hash: str) -> bool:
     return True
 
 
-def _hash_to_hex_digits(text: str) -> str:
+def _hash_to_8_hex_digits(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

@@ -32,7 +32,14 @@ Precision: TypeAlias = Literal["float", "half"]
 Axis: TypeAlias = Literal["up", "down"]
 Encoding: TypeAlias = Literal["kitti", "virtual-kitti", "tartanair"]
 
-_FORMATS = {".flo": "flo", ".png": "kitti", ".flo5": "flo5", ".pfm": "pfm", ".npy": "npy_flow", ".npz": "npz_flow"}
+_FORMATS = {
+    ".flo": "flo",
+    ".png": "kitti_flow",
+    ".flo5": "flo5",
+    ".pfm": "pfm_flow",
+    ".npy": "npy_flow",
+    ".npz": "npz_flow",
+}
 """Formats by suffix: the ends of the names of their readers and writers in ``flow_formats/plain.py``."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -82,10 +89,10 @@ def read_flow(
     cannot be opened.
     """
     selection = {"layer": layer, "part": part, "channels": channels, "y_axis": y_axis}
-    return read_flow_optionally_masked(path, **selection, scale=scale, encoding=encoding, window=window)  # type: ignore[arg-type]
+    return read_flow_with_optional_valid_channel(path, **selection, scale=scale, encoding=encoding, window=window)  # type: ignore[arg-type]
 
 
-def read_flow_optionally_masked(
+def read_flow_with_optional_valid_channel(
     path: PathLike,
     *,
     layer: str | None = None,
@@ -192,7 +199,7 @@ def write_flow(
     """
     where = Path(convert_path_to_text(path))
     suffix = _get_checked_suffix(where, FLOW_WRITE_SUFFIXES, "written")
-    values, valid_mask = _check_and_convert_flow_arrays(flow, valid)
+    values, valid_mask = _check_and_convert_flow_and_valid(flow, valid)
     _check_format_options(where, suffix, backward, compression, dtype)
     check_flow_window(where, suffix, window, values.shape[1:])
     if planes and suffix != ".exr":
@@ -230,7 +237,7 @@ def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = N
     """
     where = Path(convert_path_to_text(path))
     suffix = _get_checked_suffix(where, (".exr",), "written as an ST map")
-    values, valid_mask = _check_and_convert_flow_arrays(flow, None)
+    values, valid_mask = _check_and_convert_flow_and_valid(flow, None)
     check_flow_window(where, suffix, window, values.shape[1:])
     check_name_is_utf8(where)
     require(bool(valid_mask.all()), "flow", "finite values for an ST map", f"{int((~valid_mask).sum())} that are not")
@@ -248,7 +255,9 @@ def _get_checked_suffix(path: Path, suffixes: tuple[str, ...], action: str) -> s
     return suffix
 
 
-def _check_and_convert_flow_arrays(flow: Tensor, valid: Tensor | None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def _check_and_convert_flow_and_valid(
+    flow: Tensor, valid: Tensor | None
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     vectors = _check_and_convert_to_float32_array(flow, "flow", (2, None, None))
     valid_mask = mark_finite_vectors(vectors)
     if valid is not None:

@@ -49,7 +49,7 @@ class _ForkGuard:
         self._before = None
         self._lock.release()
 
-    def reset_in_child(self) -> None:
+    def reset_lock_and_torch_threads_in_child(self) -> None:
         """Forget what other threads of the parent had requested, in the child."""
         self._before = None
         self._lock = threading.Lock()
@@ -84,13 +84,13 @@ def _list_loaded_gnu_openmp_paths() -> set[str]:
     return {path for path in paths if Path(path).name.startswith("libgomp")}
 
 
-def stop_thread_pools_at_forks(reset: Callable[[], None]) -> None:
-    """Empty the pools whenever this process forks; ``reset`` is called in the child."""
+def register_thread_pool_stop_at_forks(reset_child: Callable[[], None]) -> None:
+    """Empty the pools whenever this process forks; ``reset_child`` is called in the child."""
     guard = _ForkGuard()
 
     def start_child() -> None:
-        guard.reset_in_child()
-        reset()
+        guard.reset_lock_and_torch_threads_in_child()
+        reset_child()
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(

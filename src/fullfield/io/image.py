@@ -29,13 +29,13 @@ from fullfield.io.oiio import (
     ImagePart,
     ImageSource,
     check_name_is_utf8,
-    detect_format_and_size,
+    detect_format_and_file_bytes,
     group_channels_by_layer,
     list_metadata_without_color,
-    open_source,
+    open_image_source,
     write_and_verify_picture,
 )
-from fullfield.io.orientation import SIDEWAYS, rotate_upright
+from fullfield.io.orientation import SIDEWAYS, apply_exif_orientation
 from fullfield.io.transfer import (
     Curve,
     Planes,
@@ -132,24 +132,24 @@ class FrameReader:
         check_choice(self.alpha, "alpha", ("ignore", "apply"))
         check_window_argument(self.window)
         where = Path(convert_path_to_text(path))
-        kind, _ = detect_format_and_size(where)
+        kind, _ = detect_format_and_file_bytes(where)
         if kind == "pfm":
             _refuse_parts_and_layers_of_pfm(where, self.part, self.layer)
             pixels = _zero_nonfinite_inplace_and_build_pixels(plain.read_pfm_planes(where))
-            _apply_display_curve_inplace(
+            _apply_curve_inplace_and_require_finite(
                 where, choose_inplace_curve_to_srgb_if_needed(self.transfer, "linear"), pixels.planes
             )
-            return self._crop_and_mask_frame(where, pixels, None, None, ())
-        with open_source(where) as source:
+            return self._crop_frame_and_combine_valid_masks(where, pixels, None, None, ())
+        with open_image_source(where) as source:
             part, colour = choose_color_channels_and_warn_if_ambiguous(source, self.part, self.layer)
             metadata = list_metadata_without_color(source, part.index)
             if kind == "openexr":
                 pixels = _read_display_referred_pixels(source, part, colour, self)
-                return self._crop_and_mask_frame(where, pixels, source, part.window, metadata)
+                return self._crop_frame_and_combine_valid_masks(where, pixels, source, part.window, metadata)
             pixels = _read_display_referred_pixels(source, part, colour, replace(self, window="data"))
-            return self._crop_and_mask_frame(where, pixels, None, None, metadata)
+            return self._crop_frame_and_combine_valid_masks(where, pixels, None, None, metadata)
 
-    def _crop_and_mask_frame(
+    def _crop_frame_and_combine_valid_masks(
         self,
         path: Path,
         pixels: _Pixels,
@@ -186,12 +186,12 @@ def read_frame_window(path: PathLike, *, part: int | str | None = None, layer: s
     >>> a, b = read_frame("a.exr", window=both), read_frame("b.exr", window=both)  # doctest: +SKIP
     """
     where = Path(convert_path_to_text(path))
-    kind, _ = detect_format_and_size(where)
+    kind, _ = detect_format_and_file_bytes(where)
     if kind == "pfm":
         _refuse_parts_and_layers_of_pfm(where, part, layer)
         full_box = (0, 0, *plain.read_pfm_size(where))
         return FrameWindow(full_box, full_box)
-    with open_source(where) as source:
+    with open_image_source(where) as source:
         selected, _ = choose_color_channels_and_warn_if_ambiguous(source, part, layer)
         if kind == "openexr":
             return selected.window
@@ -251,7 +251,7 @@ def _read_display_referred_pixels(
     shape = (len(color_channels), frame[3], frame[2])
     # Whether the frame lies inside of what is stored, so that nothing of it has to be zero.
     covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
-    opacity = _find_unpremultiplied_alpha_channel(part, color_channels) if reader.alpha == "apply" else None
+    opacity = _find_unpremultiplied_alpha_or_none(part, color_channels) if reader.alpha == "apply" else None
     channels = color_channels if opacity is None else [*color_channels, opacity]
     table = build_half_float_table_if_possible(to_display) if forms == {"half"} and opacity is None else None
     value_type = value_type if table is None else "half"
@@ -266,7 +266,7 @@ def _read_display_referred_pixels(
         if valid_mask is not None:
             valid_mask[area] = True
         if table is not None:
-            _write_half_values_by_table(table, pixels.view(np.uint16), slab)
+            _fill_planes_from_half_table(table, pixels.view(np.uint16), slab)
             if np.isfinite(slab).all():
                 continue
         for channel, plane in enumerate(slab):  # of half floats too, where some are not finite
@@ -279,14 +279,14 @@ def _read_display_referred_pixels(
         if full == 1 and not np.isfinite(slab).all():
             dead = np.zeros(shape[1:], np.bool_) if dead is None else dead
             dead[area] = _zero_nonfinite_inplace_and_get_mask(slab)
-        _apply_display_curve_inplace(path, to_display, slab)
+        _apply_curve_inplace_and_require_finite(path, to_display, slab)
     if planes is None:  # nothing of the picture is in the box
         planes = np.zeros(shape, np.float32)
     if dead is not None:
         valid_mask = ~dead if valid_mask is None else valid_mask & ~dead
     orientation = spec.get_int_attribute("Orientation", 1)
-    masks = (None if mask is None else rotate_upright(mask, orientation) for mask in (valid_mask, dead))
-    return _Pixels(rotate_upright(planes, orientation), *masks)
+    masks = (None if mask is None else apply_exif_orientation(mask, orientation) for mask in (valid_mask, dead))
+    return _Pixels(apply_exif_orientation(planes, orientation), *masks)
 
 
 def _zero_nonfinite_inplace_and_build_pixels(planes: Planes) -> _Pixels:
@@ -304,7 +304,7 @@ def _zero_nonfinite_inplace_and_get_mask(planes: Planes) -> Mask:  # [C, H, W] -
     return np.asarray(dead)
 
 
-def _write_half_values_by_table(table: Planes, bits: NDArray[np.uint16], planes_out: Planes) -> None:
+def _fill_planes_from_half_table(table: Planes, bits: NDArray[np.uint16], planes_out: Planes) -> None:
     """Set ``planes_out[c, y, x] = table[bits[y, x, c]]``, few rows at a time: NumPy's indices are larger."""
     rows = max(1, _LOOKED_UP // bits.shape[1])
     index = np.empty((min(rows, len(bits)), bits.shape[1]), np.intp)
@@ -324,7 +324,7 @@ def _choose_auto_transfer(file_format: str, spec: Any, value_types: set[str]) ->
     return "srgb"
 
 
-def _find_unpremultiplied_alpha_channel(part: ImagePart, colour: list[int]) -> int | None:
+def _find_unpremultiplied_alpha_or_none(part: ImagePart, colour: list[int]) -> int | None:
     """Return the alpha channel, where the stored colour is not multiplied by it."""
     if not part.spec.get_int_attribute("oiio:UnassociatedAlpha"):
         return None
@@ -334,7 +334,7 @@ def _find_unpremultiplied_alpha_channel(part: ImagePart, colour: list[int]) -> i
     return None
 
 
-def _apply_display_curve_inplace(path: Path, curve: Curve | None, planes: Planes) -> None:
+def _apply_curve_inplace_and_require_finite(path: Path, curve: Curve | None, planes: Planes) -> None:
     if curve is None:
         return
     curve(planes)
@@ -362,7 +362,7 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
         raise InputError(f"{where}: expected a suffix out of {', '.join(IMAGE_WRITE_SUFFIXES)}, got {suffix!r}")
     pixels = _check_and_convert_to_interleaved(image)
     if suffix == ".exr":
-        pixels = _convert_srgb_to_linear(pixels)
+        pixels = _convert_srgb_to_linear_float(pixels)
     elif pixels.dtype.kind == "f":
         pixels = (pixels.clip(0, 1) * 255).round().astype(np.uint8)
     if suffix in (".jpg", ".jpeg"):
@@ -402,7 +402,7 @@ def _check_and_convert_to_interleaved(image: Tensor | NDArray[Any]) -> NDArray[A
     return pixels
 
 
-def _convert_srgb_to_linear(pixels: NDArray[Any]) -> NDArray[Any]:
+def _convert_srgb_to_linear_float(pixels: NDArray[Any]) -> NDArray[Any]:
     full = {"uint8": 255, "uint16": 65535}.get(str(pixels.dtype), 1)
     light = np.array(pixels, np.float32) / np.float32(full)
     decode_srgb_inplace(light)

@@ -9,20 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.arrays import open_npz, read_npy, read_npz_array
-from fullfield.io.files import join_to_one_line, require_nonempty_file
+from fullfield.io.arrays import open_npz_and_list_arrays, read_npy, read_npz_array
+from fullfield.io.files import join_to_one_line, require_nonempty_file_and_get_bytes
 from fullfield.io.flow_formats import Mask
 from fullfield.io.flow_formats.plain import read_pfm_planes
-from fullfield.io.names import ARRAY_SUFFIXES, split_mask_name
+from fullfield.io.names import ARRAY_SUFFIXES, split_mask_file_and_channel
 from fullfield.io.oiio import (
     ImagePart,
     ImageSource,
     describe_part_channels,
-    detect_format_and_size,
+    detect_format_and_file_bytes,
     group_channels_by_layer,
-    open_source,
+    open_image_source,
 )
-from fullfield.io.orientation import rotate_upright
+from fullfield.io.orientation import apply_exif_orientation
 from fullfield.io.windows import Box
 
 _PLANES = (("r", "g", "b"), ("red", "green", "blue"), ("y",), ("a",), ("alpha",))
@@ -42,7 +42,7 @@ def read_mask(
         box: the pixels of the frame, in coordinates of its windows.
         display_window: the frame's display window; a mask in another format than OpenEXR covers that.
     """
-    name, channel = split_mask_name(mask)
+    name, channel = split_mask_file_and_channel(mask)
     if name is None:
         if source is None:
             raise InputError(f"mask: expected a picture or a channel of an OpenEXR frame, got {mask!r}")
@@ -50,30 +50,30 @@ def read_mask(
     path = Path(name)
     if path.suffix.lower() in ARRAY_SUFFIXES:
         return _crop_or_extend_mask_to_box(path, read_mask_array(path, channel)[None], box, display_window)
-    if detect_format_and_size(path)[0] == "pfm":
+    if detect_format_and_file_bytes(path)[0] == "pfm":
         return _crop_or_extend_mask_to_box(path, read_pfm_planes(path), box, display_window)
-    with open_source(path) as file:
+    with open_image_source(path) as file:
         parts = list(file.iterate_parts())
         if file.kind == "openexr":
             if parts and parts[0].display_window != display_window:
                 raise _build_mask_size_error(path, parts[0].display_window[2:], display_window)
             return _read_mask_channel(file, parts, channel, box)
-        part = file.get_first_part()
+        part = file.get_first_part_or_raise()
         planes = file.read_planes(part, _choose_default_mask_channels(part) or [0], part.data_window)
-        planes = rotate_upright(planes, part.spec.get_int_attribute("Orientation", 1))
+        planes = apply_exif_orientation(planes, part.spec.get_int_attribute("Orientation", 1))
         return _crop_or_extend_mask_to_box(path, planes, box, display_window)
 
 
-def read_mask_array(path: Path, name: str | None = None) -> Mask:
+def read_mask_array(path: Path, array_name: str | None = None) -> Mask:
     """Return where an array [H, W] of a ``.npy`` or ``.npz`` file is not 0 (TartanAir's masks: where it is hidden).
 
-    ``name`` is the array in an archive that has several.
+    ``array_name`` is the array in an archive that has several.
     """
     if path.suffix.lower() == ".npy":
-        values = read_npy(path, require_nonempty_file(path), dtype_kinds=_MASK_KINDS)
+        values = read_npy(path, require_nonempty_file_and_get_bytes(path), dtype_kinds=_MASK_KINDS)
     else:
-        with open_npz(path) as (archive, names):
-            selected = names[0] if name is None and len(names) == 1 else name
+        with open_npz_and_list_arrays(path) as (archive, names):
+            selected = names[0] if array_name is None and len(names) == 1 else array_name
             if selected not in names:
                 listed = ", ".join(join_to_one_line(n, 40) for n in names[:20]) or "nothing"
                 raise InputError(f"{path}: expected one array, or its name as FILE:NAME, got {listed}")

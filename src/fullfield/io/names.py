@@ -37,7 +37,7 @@ EXR_COMPRESSIONS = ("none", "rle", "zips", "zip", "piz", *EXR_COMPRESSIONS_WITH_
 ARRAY_SUFFIXES = (".npy", ".npz")
 
 
-def split_mask_name(mask: str) -> tuple[str | None, str | None]:
+def split_mask_file_and_channel(mask: str) -> tuple[str | None, str | None]:
     """Return the file and the channel that a mask names: ``FILE``, ``FILE:CHANNEL`` or ``CHANNEL``."""
     file, colon, channel = mask.rpartition(":")
     if colon and file.lower().endswith((*FRAME_SUFFIXES, ".npz")):
@@ -47,9 +47,9 @@ def split_mask_name(mask: str) -> tuple[str | None, str | None]:
     return (mask, None) if is_file else (None, mask)
 
 
-def get_separate_mask_file(mask: str | None) -> str | None:
+def get_separate_mask_file_or_none(mask: str | None) -> str | None:
     """Return the file of a mask without its channel; None for a channel of the frame, or no mask."""
-    return None if mask is None else split_mask_name(mask)[0]
+    return None if mask is None else split_mask_file_and_channel(mask)[0]
 
 
 DIRECTIONS = ("forward", "backward")

@@ -26,9 +26,9 @@ from fullfield.io.files import (
     refuse_implausible_display_window,
     refuse_implausible_inflated_size,
     refuse_implausible_pixel_count,
-    require_nonempty_file,
+    require_nonempty_file_and_get_bytes,
 )
-from fullfield.io.forks import ALONE, stop_thread_pools_at_forks
+from fullfield.io.forks import ALONE, register_thread_pool_stop_at_forks
 from fullfield.io.scanlines import HEAD, Scanlines
 from fullfield.io.windows import Box, FrameWindow
 
@@ -78,12 +78,12 @@ one_thread_a_file = SharedSwitch(_limit_to_one_thread_and_get_restore)
 For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO (which
 unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for the whole process.
 """
-stop_thread_pools_at_forks(one_thread_a_file.forget_threads_in_forked_child)
+register_thread_pool_stop_at_forks(one_thread_a_file.forget_threads_in_forked_child)
 
 
-def detect_format_and_size(path: Path) -> tuple[str, int]:
+def detect_format_and_file_bytes(path: Path) -> tuple[str, int]:
     """Return the format of the frame at ``path`` by its first bytes, as OpenImageIO names it, and the file's size."""
-    size = require_nonempty_file(path)
+    size = require_nonempty_file_and_get_bytes(path)
     with path.open("rb") as file:
         head = file.read(18)
     for magic, kind in _MAGIC:
@@ -149,14 +149,14 @@ class ImageSource:
             name = spec.get_string_attribute("oiio:subimagename") or spec.get_string_attribute("name")
             yield ImagePart(index, name, tuple(spec.channelnames), spec)
 
-    def get_first_part(self) -> ImagePart:
+    def get_first_part_or_raise(self) -> ImagePart:
         """Return the first image; InputError where there is none."""
         part = next(self.iterate_parts(), None)
         if part is None:
             raise self.build_read_error("it holds no image")
         return part
 
-    def find_part(self, index_or_name: int | str) -> ImagePart:
+    def find_part_or_raise(self, index_or_name: int | str) -> ImagePart:
         """Return the part of that index or name; digits are an index where no part has that name."""
         parts = list(self.iterate_parts())
         index = (
@@ -170,7 +170,7 @@ class ImageSource:
         listed = ", ".join(f"{p.index} {join_to_one_line(p.name)!r}" if p.name else str(p.index) for p in parts[:40])
         raise InputError(f"{self.path}: no part {index_or_name!r}; the file has part{'s' * (len(parts) > 1)} {listed}")
 
-    def iterate_bands(
+    def iterate_row_bands(
         self, part: ImagePart, channels: Sequence[int], row_range: tuple[int, int], value_type: str
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield (y, ``[rows, width, len(channels)]``) for the rows ``y0 <= y < y1`` of ``row_range``, top down.
@@ -197,14 +197,14 @@ class ImageSource:
     def iterate_pixels_in_box(
         self, part: ImagePart, channels: Sequence[int], box: Box, value_type: str
     ) -> Iterator[tuple[tuple[slice, slice], NDArray[Any]]]:
-        """Yield the stored pixels inside a box, by :meth:`iterate_bands`, with their rows and columns in the box."""
+        """Yield the stored pixels inside a box, by :meth:`iterate_row_bands`, with their rows and columns in it."""
         x, y, width, height = part.data_window
         left, right = max(x, box[0]), min(x + width, box[0] + box[2])
         top, bottom = max(y, box[1]), min(y + height, box[1] + box[3])
         if left >= right or top >= bottom:
             return
         columns = slice(left - box[0], right - box[0])
-        for start, band in self.iterate_bands(part, channels, (top, bottom), value_type):
+        for start, band in self.iterate_row_bands(part, channels, (top, bottom), value_type):
             rows = slice(start - box[1], start - box[1] + len(band))
             yield (rows, columns), band[:, left - x : right - x]
 
@@ -238,7 +238,7 @@ class ImageSource:
             block = self.handle.read_tiles(part.index, 0, *window, first, last, value_type)
         else:
             block = self.handle.read_scanlines(part.index, 0, *row_range, 0, first, last, value_type)
-        message = self.pop_errors()
+        message = self.pop_error_message()
         expected = (row_range[1] - row_range[0], spec.width, last - first)
         if block is None or message:
             raise self.build_read_error(message or "its pixels cannot be decoded")
@@ -251,7 +251,7 @@ class ImageSource:
         last = part.spec.y + part.spec.height
         return self._read_row_block_in_channel_range(part, (last - 1, last), 0, 1, "float")
 
-    def pop_errors(self) -> str:
+    def pop_error_message(self) -> str:
         """Return OpenImageIO's pending messages on one line, without the harmless ones."""
         lines = self.handle.geterror().splitlines()
         return join_to_one_line("; ".join(line for line in lines if not any(word in line for word in _HARMLESS)))
@@ -266,16 +266,16 @@ def _build_read_error(path: Path, file_format: str, message: str) -> InputError:
 
 
 @contextmanager
-def open_source(path: Path, expected: str | None = None, description: str = "") -> Iterator[ImageSource]:
+def open_image_source(path: Path, expected_format: str | None = None, description: str = "") -> Iterator[ImageSource]:
     """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file.
 
-    ``expected`` is the only accepted format, as :func:`detect_format_and_size` names it; ``description`` says what is
-    in it.
+    ``expected_format`` is the only accepted format, as :func:`detect_format_and_file_bytes` names it; ``description``
+    says what is in it.
     """
     import OpenImageIO as oiio
 
-    kind, size = detect_format_and_size(path)
-    if expected is not None and kind != expected:
+    kind, size = detect_format_and_file_bytes(path)
+    if expected_format is not None and kind != expected_format:
         raise InputError(f"{path}: expected {description}, got a {kind} file")
     check_name_is_utf8(path)
     if kind == "png":
@@ -310,7 +310,7 @@ def check_name_is_utf8(path: Path) -> None:
 
 def check_png_is_complete(path: Path) -> None:
     """Refuse a PNG that is cut short, fails a checksum or claims more pixels than its data can inflate to."""
-    size = require_nonempty_file(path)
+    size = require_nonempty_file_and_get_bytes(path)
     with path.open("rb") as file:
         file.seek(8)
         header = b""
@@ -466,10 +466,10 @@ def _write_pixels_or_header(path: Path, file_format: str, spec: Any, pixels: NDA
     if not (written and closed) or message:
         reason = message or output.geterror() or _INCOMPLETE
         expected = spec.image_bytes() if pixels is None else pixels.nbytes
-        raise _build_write_error(path, join_to_one_line(reason.replace(f' "{path}"', "")), expected)
+        raise _build_disk_full_or_write_error(path, join_to_one_line(reason.replace(f' "{path}"', "")), expected)
 
 
-def _build_write_error(path: Path, reason: str, expected_bytes: int) -> OSError:
+def _build_disk_full_or_write_error(path: Path, reason: str, expected_bytes: int) -> OSError:
     """Return the error of a file that is incomplete: "no space" where ``expected_bytes`` do not fit on the disk."""
     if shutil.disk_usage(path.parent).free < expected_bytes:  # OpenImageIO does not report it
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -479,13 +479,13 @@ def _build_write_error(path: Path, reason: str, expected_bytes: int) -> OSError:
 def _verify_last_row(path: Path, file_format: str, pixel_bytes: int, expected_lines: Scanlines | None = None) -> None:
     """Read the last row of a file of ``pixel_bytes``, and compare it with ``expected_lines`` where they are given."""
     try:
-        with open_source(path) as source:
-            part = source.get_first_part()
+        with open_image_source(path) as source:
+            part = source.get_first_part_or_raise()
             if file_format == "png":  # whose checksums were looked at
                 return
             matches = source.read_last_row_of_first_channel(part).reshape(-1)
     except InputError as error:
-        raise _build_write_error(path, _INCOMPLETE, pixel_bytes) from error
+        raise _build_disk_full_or_write_error(path, _INCOMPLETE, pixel_bytes) from error
     if expected_lines is not None:
         row = expected_lines.planes[-1, expected_lines.names.index(part.channels[0])].astype(np.float32)
         if not np.array_equal(matches, row, equal_nan=True):
@@ -517,9 +517,9 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
     >>> names = [attribute.name for attribute in read_metadata("plate.1001.exr")]  # doctest: +SKIP
     """
     where = Path(convert_path_to_text(path))
-    if detect_format_and_size(where)[0] not in _KINDS:
+    if detect_format_and_file_bytes(where)[0] not in _KINDS:
         return ()
-    with open_source(where) as source:
+    with open_image_source(where) as source:
         return list_metadata_without_color(source, part)
 
 
@@ -527,7 +527,9 @@ def list_metadata_without_color(source: ImageSource, part: int | str | None = No
     """Return the entries of :func:`read_metadata` from an open file."""
     if source.kind not in _KINDS:
         return ()
-    entries = list_inherited_attributes((source.get_first_part() if part is None else source.find_part(part)).spec)
+    entries = list_inherited_attributes(
+        (source.get_first_part_or_raise() if part is None else source.find_part_or_raise(part)).spec
+    )
     return tuple(entry for entry in entries if entry.name.lower() not in _COLOUR)
 
 

@@ -12,7 +12,7 @@ SIDEWAYS = (5, 6, 7, 8)
 """Orientations that swap width and height."""
 
 
-def rotate_upright(planes: NDArray[_Value], orientation: int) -> NDArray[_Value]:
+def apply_exif_orientation(planes: NDArray[_Value], orientation: int) -> NDArray[_Value]:
     """Turn ``[..., H, W]`` by its EXIF orientation, 1 to 8; other values count as 1."""
     if orientation not in range(2, 9):
         return planes

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError, check_not_meta, convert_path_to_text, describe_value
-from fullfield.io.arrays import open_npz, read_npy, read_npz_array, read_npz_shape, write_npy
+from fullfield.io.arrays import open_npz_and_list_arrays, read_npy, read_npz_array, read_npz_shape, write_npy
 from fullfield.io.files import (
     PathLike,
     join_to_one_line,
     raise_as_input_errors,
-    require_nonempty_file,
+    require_nonempty_file_and_get_bytes,
     write_atomically,
 )
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
@@ -48,10 +48,10 @@ def read_point_cloud(path: PathLike, *, columns: int | None = None) -> PointClou
     return _READERS[suffix](file)
 
 
-def read_coordinate_system(path: PathLike) -> CoordinateSystem | None:
+def read_coordinate_system_or_none(path: PathLike) -> CoordinateSystem | None:
     """Return the coordinate system that the file of a cloud names; None where its format names none."""
     file = Path(convert_path_to_text(path))
-    return las.read_coordinate_system(file) if file.suffix.lower() in (".las", ".laz") else None
+    return las.read_coordinate_system_or_none(file) if file.suffix.lower() in (".las", ".laz") else None
 
 
 def check_lossless(path: PathLike, cloud: PointCloud) -> None:
@@ -78,19 +78,24 @@ def check_writer_installed(path: PathLike) -> None:
 def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor) -> None:
     """Write a cloud: ``.ply`` and ``.npz`` keep everything it has, ``.npy`` is for columns without names.
 
-    ``cloud`` may be anything that :func:`as_point_cloud` takes but a file's name; parts of a cloud may be tensors.
+    ``cloud`` may be anything that :func:`read_or_convert_point_cloud` takes but a file's name; parts of a cloud may be
+    tensors.
     InputError for an unknown suffix, anything that is no cloud, or data that the format cannot hold.
     """
     write = _WRITERS[_get_checked_suffix(Path(convert_path_to_text(path)), POINT_WRITE_SUFFIXES)]
     if isinstance(cloud, (str, os.PathLike)):
         raise InputError(f"cloud: expected an array or a point cloud, got {describe_value(cloud)}")
-    full_cloud = _convert_fields_to_arrays(cloud) if isinstance(cloud, PointCloud) else as_point_cloud(cloud)
+    full_cloud = (
+        _check_and_convert_fields_to_arrays(cloud)
+        if isinstance(cloud, PointCloud)
+        else read_or_convert_point_cloud(cloud)
+    )
     check_lossless(path, full_cloud)
     with write_atomically(path) as temporary:
         write(temporary, full_cloud)
 
 
-def _convert_fields_to_arrays(cloud: PointCloud) -> PointCloud:
+def _check_and_convert_fields_to_arrays(cloud: PointCloud) -> PointCloud:
     """Return the cloud with arrays throughout, each of the right length."""
     points = build_cloud_from_array(_convert_to_array(cloud.points, "cloud.points"), "cloud.points")
     if points.attributes:
@@ -114,19 +119,22 @@ def _get_checked_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
     return suffix
 
 
-def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
+def read_or_convert_point_cloud(cloud_like: Any, argument_name: str = "cloud") -> PointCloud:
     """Convert a file's name, an array or tensor [N, 3] or wider, or an object with ``points`` such as Open3D's."""
-    if isinstance(value, PointCloud):
-        return value
-    if isinstance(value, (str, os.PathLike)):
-        return read_point_cloud(value)
-    if hasattr(value, "points"):
-        points = build_cloud_from_array(_convert_to_array(value.points, f"{name}.points"), f"{name}.points")
+    if isinstance(cloud_like, PointCloud):
+        return cloud_like
+    if isinstance(cloud_like, (str, os.PathLike)):
+        return read_point_cloud(cloud_like)
+    if hasattr(cloud_like, "points"):
+        points = build_cloud_from_array(
+            _convert_to_array(cloud_like.points, f"{argument_name}.points"), f"{argument_name}.points"
+        )
         colors, normals = (
-            _check_and_get_colors_or_normals(value, field, len(points), name) for field in ("colors", "normals")
+            _check_and_get_colors_or_normals(cloud_like, field, len(points), argument_name)
+            for field in ("colors", "normals")
         )
         return PointCloud(points.points, colors, normals, points.attributes)
-    return build_cloud_from_array(_convert_to_array(value, name), name)
+    return build_cloud_from_array(_convert_to_array(cloud_like, argument_name), argument_name)
 
 
 def _convert_to_array(value: Any, name: str) -> NDArray[Any]:
@@ -193,7 +201,7 @@ _MAX_COLUMNS = 256
 
 def read_npy_cloud(path: Path) -> PointCloud:
     """Read ``.npy``: [N, 3] or wider; further columns become the attributes ``column_3`` and so on."""
-    return build_cloud_from_array(read_npy(path, require_nonempty_file(path)), str(path))
+    return build_cloud_from_array(read_npy(path, require_nonempty_file_and_get_bytes(path)), str(path))
 
 
 def build_cloud_from_array(values: NDArray[Any], name: str) -> PointCloud:
@@ -206,7 +214,7 @@ def build_cloud_from_array(values: NDArray[Any], name: str) -> PointCloud:
 
 def read_npz_cloud(path: Path) -> PointCloud:
     """Read ``.npz``: ``points``, ``xyz``, ``pos`` or the only array; ``colors``, ``normals`` and attributes [N]."""
-    with open_npz(path) as (archive, names):
+    with open_npz_and_list_arrays(path) as (archive, names):
         selected = next((n for n in _POINTS if n in names), names[0] if len(names) == 1 else None)
         if selected is None:
             listed = ", ".join(join_to_one_line(n, 20) for n in names[:20]) or "nothing"
@@ -245,7 +253,7 @@ def read_bin_cloud(path: Path, columns: int | None = None) -> PointCloud:
     """Read a ``.bin``: rows of float32 x, y, z and attributes, without a header that says how many."""
     if columns is not None:
         _check.check_number(columns, "columns", integer=True, low=3, high=_MAX_COLUMNS)
-    size = require_nonempty_file(path)
+    size = require_nonempty_file_and_get_bytes(path)
     if size % (4 * (columns or 1)):
         kind = f"{columns} float32, {4 * columns} bytes" if columns else "float32, 4 bytes each"
         raise InputError(f"{path}: expected rows of {kind}; {size} bytes are no multiple of that")
@@ -322,7 +330,7 @@ def read_pose(path: PathLike) -> NDArray[np.float64]:
     >>> pose = read_pose("pose.txt")  # [4, 4]  # doctest: +SKIP
     """
     file = Path(convert_path_to_text(path))
-    size = require_nonempty_file(file)
+    size = require_nonempty_file_and_get_bytes(file)
     if size > _MAX_BYTES:
         raise InputError(f"{file}: expected a pose, 12 or 16 numbers, got a file of {size} bytes")
     with (
@@ -334,31 +342,33 @@ def read_pose(path: PathLike) -> NDArray[np.float64]:
         values = np.loadtxt(file, np.float64, ndmin=2) if text else read_npy(file, size)
     if values.size == 12 and values.dtype.kind in "fiu":
         values = np.concatenate([values.reshape(3, 4), [[0.0, 0.0, 0.0, 1.0]]])
-    return orthonormalize_pose(values.reshape(4, 4) if values.size == 16 else values, str(file))
+    return check_and_orthonormalize_pose(values.reshape(4, 4) if values.size == 16 else values, str(file))
 
 
-def orthonormalize_pose(value: Any, name: str = "init") -> NDArray[np.float64]:
-    """Return ``value`` as float64 [4, 4] with the nearest rotation; errors as of :func:`check_and_convert_pose`."""
-    pose = check_and_convert_pose(value, name)
+def check_and_orthonormalize_pose(pose_like: Any, argument_name: str = "init") -> NDArray[np.float64]:
+    """Return ``pose_like`` as float64 [4, 4] with the nearest rotation; errors as of :func:`check_and_convert_pose`."""
+    pose = check_and_convert_pose(pose_like, argument_name)
     left, _, right = np.linalg.svd(pose[:3, :3])
     pose[:3, :3] = left @ right
     return pose
 
 
-def check_and_convert_pose(value: Any, name: str, tolerance: float = 1e-3) -> NDArray[np.float64]:
-    """Return ``value`` as a float64 [4, 4] matrix.
+def check_and_convert_pose(pose_like: Any, argument_name: str, tolerance: float = 1e-3) -> NDArray[np.float64]:
+    """Return ``pose_like`` as a float64 [4, 4] matrix.
 
     InputError for another shape, a last row other than 0 0 0 1, or a block that is no rotation to ``tolerance``.
     """
     try:
-        pose = np.array(value, np.float64)
+        pose = np.array(pose_like, np.float64)
     except (TypeError, ValueError):
         pose = np.empty(0)
-    _check.require(pose.shape == (4, 4) and bool(np.isfinite(pose).all()), name, "a finite 4×4 matrix", value)
+    _check.require(
+        pose.shape == (4, 4) and bool(np.isfinite(pose).all()), argument_name, "a finite 4×4 matrix", pose_like
+    )
     turn = pose[:3, :3]
     with np.errstate(over="ignore", invalid="ignore"):
         is_valid = np.allclose(turn @ turn.T, np.eye(3), atol=tolerance) and np.linalg.det(turn) > 0
         is_valid = is_valid and np.allclose(pose[3], (0, 0, 0, 1), atol=1e-6)
         pose_text = str(pose.round(4).tolist())
-    _check.require(bool(is_valid), name, "a rotation and a translation, the last row 0 0 0 1", pose_text)
+    _check.require(bool(is_valid), argument_name, "a rotation and a translation, the last row 0 0 0 1", pose_text)
     return pose

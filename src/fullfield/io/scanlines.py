@@ -38,19 +38,19 @@ class Scanlines(NamedTuple):
     @property
     def planes(self) -> NDArray[Any]:
         """[H, C, W] float32 or float16: the channels inside ``body``."""
-        planes: NDArray[Any] = view_planes(self.body, len(self.names), np.float16 if self.half else np.float32)
+        planes: NDArray[Any] = view_scanline_planes(self.body, len(self.names), np.float16 if self.half else np.float32)
         return planes
 
 
-def compute_scanlines_shape(size: Sequence[int], channels: int, half: bool) -> tuple[int, int]:
+def compute_scanlines_shape(size: Sequence[int], channel_count: int, is_half: bool) -> tuple[int, int]:
     """Return the shape of the lines of a picture of ``size`` (height, width)."""
     height, width = size
-    return height, HEAD + channels * width * (2 if half else 4)
+    return height, HEAD + channel_count * width * (2 if is_half else 4)
 
 
-def view_planes(body: Any, channels: int, dtype: Any) -> Any:
+def view_scanline_planes(body: Any, channel_count: int, dtype: Any) -> Any:
     """Return the values [H, C, W] inside the lines' bytes, of NumPy's or PyTorch's type ``dtype``."""
-    return body[:, HEAD:].view(dtype).reshape(len(body), channels, -1)
+    return body[:, HEAD:].view(dtype).reshape(len(body), channel_count, -1)
 
 
 def pack_channels_into_scanlines(

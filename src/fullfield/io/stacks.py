@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.files import PathLike, raise_as_input_errors, require_nonempty_file
+from fullfield.io.files import PathLike, raise_as_input_errors, require_nonempty_file_and_get_bytes
 from fullfield.io.image import read_frame
 from fullfield.io.names import STACK_SUFFIXES
 
 
-def count_pictures(path: PathLike) -> int:
+def count_stack_pictures_or_one(path: PathLike) -> int:
     """Return the number of pictures in a GIF, WebP, PNG or TIFF; 1 for other files and damaged ones."""
     where = Path(path)
     if where.suffix.lower() not in STACK_SUFFIXES:
@@ -28,7 +28,7 @@ def count_pictures(path: PathLike) -> int:
         return 1
 
 
-def read_picture_of_stack(path: PathLike, picture_index: int, transfer: str | None = None) -> Tensor:
+def read_stack_picture(path: PathLike, picture_index: int, transfer: str | None = None) -> Tensor:
     """Return one picture, counted from 0, as :func:`fullfield.io.read_frame` does: float32 [C, H, W].
 
     Pages of a TIFF are read as they are. Pictures of an animation are composed as a viewer shows them, without alpha.
@@ -41,7 +41,7 @@ def read_picture_of_stack(path: PathLike, picture_index: int, transfer: str | No
         return read_frame(where, part=picture_index, transfer=transfer or "auto")
     if transfer not in (None, "auto", "srgb"):
         raise InputError(f"transfer: expected srgb for an animation, got {transfer!r}")
-    require_nonempty_file(where)
+    require_nonempty_file_and_get_bytes(where)
     from PIL import Image
 
     reason = f"cannot read picture {picture_index}"

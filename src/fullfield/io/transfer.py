@@ -45,8 +45,8 @@ def choose_inplace_curve_to_srgb_if_needed(transfer: str, auto_transfer: str) ->
     if name == "cineon":
         return _convert_cineon_log_to_srgb_inplace
     if name in OCIO_TRANSFERS:
-        return _build_ocio_curve(OCIO_TRANSFERS[name], OCIO_CONFIG)
-    return _build_ocio_curve(name, os.environ.get("OCIO") or OCIO_CONFIG)
+        return _build_inplace_ocio_curve_to_srgb(OCIO_TRANSFERS[name], OCIO_CONFIG)
+    return _build_inplace_ocio_curve_to_srgb(name, os.environ.get("OCIO") or OCIO_CONFIG)
 
 
 @lru_cache(maxsize=4)
@@ -107,7 +107,7 @@ def _convert_cineon_log_to_srgb_inplace(planes: Planes) -> None:
     encode_srgb_inplace(planes)
 
 
-def _build_ocio_curve(space: str, config: str) -> Curve:
+def _build_inplace_ocio_curve_to_srgb(space: str, config: str) -> Curve:
     import OpenImageIO as oiio
 
     names = _list_lowercase_ocio_names(config)

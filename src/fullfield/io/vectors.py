@@ -14,18 +14,25 @@ from torch import Tensor
 
 from fullfield._check import InputError, check_choice, check_not_meta, check_tensor, convert_path_to_text, require
 from fullfield.io.files import PathLike, write_atomically
-from fullfield.io.flow import Axis, Encoding, Precision, check_flow_window, read_flow, read_flow_optionally_masked
+from fullfield.io.flow import (
+    Axis,
+    Encoding,
+    Precision,
+    check_flow_window,
+    read_flow,
+    read_flow_with_optional_valid_channel,
+)
 from fullfield.io.flow_formats import Y_NOTE, exr, fill_invalid_with_nan, mark_finite_vectors
 from fullfield.io.names import DIRECTIONS, EXR_COMPRESSIONS
 from fullfield.io.oiio import (
     Attribute,
     Header,
     check_name_is_utf8,
-    detect_format_and_size,
+    detect_format_and_file_bytes,
     group_channels_by_layer,
-    open_source,
+    open_image_source,
 )
-from fullfield.io.scanlines import NamedPlane, Scanlines, compute_scanlines_shape, view_planes
+from fullfield.io.scanlines import NamedPlane, Scanlines, compute_scanlines_shape, view_scanline_planes
 from fullfield.io.windows import FrameWindow, Window
 
 INCOMPLETE_NOTE = "fullfield/incomplete"
@@ -116,7 +123,7 @@ def pack_layers_into_scanlines(
     return exr.pack_channels_checking_range(channels, dtype, buffer)
 
 
-def pack_layers_into_scanlines_on_device(
+def pack_layers_on_device_and_check_range(
     layers: Mapping[str, Tensor], dtype: str | None, y_axis: str
 ) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """Return the channels' names, the lines' bytes and one bool, as tensors on the device of the parts.
@@ -135,7 +142,7 @@ def pack_layers_into_scanlines_on_device(
     body = torch.empty(
         compute_scanlines_shape(first.shape, len(channels), half), dtype=torch.uint8, device=first.device
     )
-    planes = view_planes(body, len(channels), torch.float16 if half else torch.float32)
+    planes = view_scanline_planes(body, len(channels), torch.float16 if half else torch.float32)
     for index, (_, plane, negated) in enumerate(channels):
         planes[:, index] = -plane if negated else plane
     vectors = [torch.isfinite(layer).all() for name, layer in layers.items() if name in DIRECTIONS]
@@ -197,16 +204,16 @@ class FlowReadOptions:
 
 def has_backward_flow(path: PathLike, part: int | str | None = None) -> bool:
     """Return whether an OpenEXR holds flow to the frame before."""
-    with open_source(Path(path)) as source:
+    with open_image_source(Path(path)) as source:
         if exr.has_blender_vectors(source):
             return True
-        parts = [source.find_part(part)] if part is not None else list(source.iterate_parts())
+        parts = [source.find_part_or_raise(part)] if part is not None else list(source.iterate_parts())
         return any(
             {"u", "v"} <= group_channels_by_layer(listed.channels).get("backward", {}).keys() for listed in parts
         )
 
 
-def read_flow_direction(
+def read_flow_direction_with_unknown_as_nan(
     path: PathLike, direction: str, read_options: FlowReadOptions | None = None, window: Window = "display"
 ) -> Tensor:
     """Return the flow [2, H, W] of a direction; NaN where there is none.
@@ -221,7 +228,7 @@ def read_flow_direction(
     if "channels" not in arguments and "layer" not in arguments:
         arguments["layer"] = direction
     return _set_invalid_vectors_to_nan_inplace(
-        *read_flow_optionally_masked(where, **arguments, window=window, use_valid_channel=False)
+        *read_flow_with_optional_valid_channel(where, **arguments, window=window, use_valid_channel=False)
     )
 
 
@@ -237,19 +244,23 @@ def read_flow_layers(path: PathLike, read_options: FlowReadOptions | None = None
     where = Path(convert_path_to_text(path))
     if read_options is not None and not read_options.is_default:
         count = 2 if len(read_options.channels or ()) == 4 else 1
-        return {name: read_flow_direction(where, name, read_options) for name in DIRECTIONS[:count]}
+        return {name: read_flow_direction_with_unknown_as_nan(where, name, read_options) for name in DIRECTIONS[:count]}
     if where.suffix.lower() != ".exr":
         return {"forward": _set_invalid_vectors_to_nan_inplace(*read_flow(where))}
     layers: dict[str, Tensor] = {}
     for name in list_flow_and_mask_layers(where):
-        layers[name] = read_flow_direction(where, name) if name in DIRECTIONS else read_motion_plane(where, name)
+        layers[name] = (
+            read_flow_direction_with_unknown_as_nan(where, name)
+            if name in DIRECTIONS
+            else read_finite_plane_or_raise(where, name)
+        )
     if not layers.keys() & DIRECTIONS:
-        with open_source(where, "openexr", "flow in OpenEXR") as source:
+        with open_image_source(where, "openexr", "flow in OpenEXR") as source:
             is_blender = exr.has_blender_vectors(source)
         if is_blender:
-            return layers | {name: read_flow_direction(where, name) for name in DIRECTIONS}
+            return layers | {name: read_flow_direction_with_unknown_as_nan(where, name) for name in DIRECTIONS}
         layers["forward"] = _set_invalid_vectors_to_nan_inplace(
-            *read_flow_optionally_masked(where, use_valid_channel=False)
+            *read_flow_with_optional_valid_channel(where, use_valid_channel=False)
         )  # bare u and v, or the complaint
     return layers
 
@@ -261,36 +272,36 @@ def _set_invalid_vectors_to_nan_inplace(flow: Tensor, valid: Tensor) -> Tensor:
 
 def list_flow_and_mask_layers(path: PathLike) -> list[str]:
     """Return the names of :func:`write_flow_layers` that the first part of an OpenEXR holds."""
-    with open_source(Path(path)) as source:
-        grouped = group_channels_by_layer(source.get_first_part().channels)
+    with open_image_source(Path(path)) as source:
+        grouped = group_channels_by_layer(source.get_first_part_or_raise().channels)
     directions_ = [name for name in DIRECTIONS if {"u", "v"} <= grouped.get(name, {}).keys()]
     planes = {f"{kind}.{name}" for kind, names in grouped.items() for name in names}
     planes |= grouped.get("", {}).keys()
     return directions_ + [name for name in (*PLANES, VALID) if name in planes]
 
 
-def read_forward_occlusion_and_confidence(path: PathLike) -> dict[str, Tensor]:
+def read_existing_forward_reliability_maps(path: PathLike) -> dict[str, Tensor]:
     """Return ``occlusion`` and ``confidence`` of the forward flow, those that an OpenEXR holds with it."""
     layers = list_flow_and_mask_layers(path)
     forward = DIRECTIONS[0]
     kinds = [name.partition(".")[0] for name in PLANES if name.endswith(forward) and {name, forward} <= {*layers}]
-    return {kind: read_motion_plane(path, f"{kind}.{forward}") for kind in kinds}
+    return {kind: read_finite_plane_or_raise(path, f"{kind}.{forward}") for kind in kinds}
 
 
-def read_header_entry_as_text(path: PathLike, name: str) -> str:
+def read_header_entry_or_empty(path: PathLike, entry_name: str) -> str:
     """Return an entry of the header as text; empty where there is none."""
-    if detect_format_and_size(Path(path))[0] != "openexr":
+    if detect_format_and_file_bytes(Path(path))[0] != "openexr":
         return ""
-    with open_source(Path(path)) as source:
-        return str(source.get_first_part().spec.get_string_attribute(name))
+    with open_image_source(Path(path)) as source:
+        return str(source.get_first_part_or_raise().spec.get_string_attribute(entry_name))
 
 
-def read_motion_plane(path: PathLike, name: str) -> Tensor:
+def read_finite_plane_or_raise(path: PathLike, plane_name: str) -> Tensor:
     """Return a channel of :func:`list_flow_and_mask_layers` on the display window, 0 outside the data window."""
-    with open_source(Path(path)) as source:
-        part = source.get_first_part()
+    with open_image_source(Path(path)) as source:
+        part = source.get_first_part_or_raise()
         names = [have.lower() for have in part.channels]
-        plane = source.read_planes(part, [names.index(name)], part.display_window)[0]
+        plane = source.read_planes(part, [names.index(plane_name)], part.display_window)[0]
     if not np.isfinite(plane).all():
-        raise InputError(f"{path}: {name} has values that are not finite")
+        raise InputError(f"{path}: {plane_name} has values that are not finite")
     return torch.from_numpy(plane)

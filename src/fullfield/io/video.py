@@ -25,7 +25,7 @@ from fullfield.io.files import (
     PathLike,
     describe_error,
     refuse_implausible_pixel_count,
-    require_nonempty_file,
+    require_nonempty_file_and_get_bytes,
     write_atomically,
 )
 from fullfield.io.names import CAMERA, VIDEO_CODECS
@@ -94,7 +94,7 @@ class DisplayRotation(NamedTuple):
     flipped_x: bool = False
     flipped_y: bool = False
 
-    def rotate_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
+    def rotate_and_flip_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Return ``[H, W, ...]`` turned, without copying."""
         pixels = pixels.swapaxes(0, 1) if self.transposed else pixels
         pixels = pixels[:, ::-1] if self.flipped_x else pixels
@@ -156,9 +156,9 @@ class _DecodedFrame:
             raise InputError(
                 f"{self._name}: its pixels cannot be converted ({_strip_ffmpeg_message(error)})"
             ) from error
-        return self._turn.rotate_pixels(pixels)
+        return self._turn.rotate_and_flip_pixels(pixels)
 
-    def to_float_rgb(self) -> Tensor:
+    def convert_to_float_rgb(self) -> Tensor:
         """Return float32 [3, H, W] in [0, 1], with all the bits that the video has; InputError for a damaged frame."""
         if self._frame.is_corrupt:
             raise InputError(f"{self._name}: is damaged")
@@ -179,7 +179,7 @@ class FileSource:
     def __init__(self, path: PathLike) -> None:
         self._path = str(path)
         self.is_live = "://" in self._path
-        self._bytes = 0 if self.is_live else require_nonempty_file(Path(self._path))
+        self._bytes = 0 if self.is_live else require_nonempty_file_and_get_bytes(Path(self._path))
         av = importlib.import_module("av")
         self._silence, self._broken = av.error.ExitError, av.error.FFmpegError
         try:
@@ -221,14 +221,14 @@ class FileSource:
         self._first_packets: list[Any] = []
         self._first_frames: list[Any] = []
         self._first_error: Exception | None = None
-        self._decode_first_frame()
+        self._decode_and_store_first_frame_or_error()
         if self._first_frames:
             turn = _read_display_rotation_if_right_angle(self._first_frames[0])
             if turn is not None and turn.transposed:
                 self.width, self.height = self.height, self.width
                 self.pixel_aspect = 1 / self.pixel_aspect
 
-    def _decode_first_frame(self) -> None:
+    def _decode_and_store_first_frame_or_error(self) -> None:
         """Decode the first frame, which alone says how the video is turned; an error waits for the iteration."""
         try:
             for packet in self._demuxed:
@@ -313,7 +313,7 @@ class FileSource:
         except (self._broken, OSError, ValueError) as error:
             raise InputError(f"{self._path}: broken after {kind} {number} ({_strip_ffmpeg_message(error)})") from error
 
-    def count_frames(self) -> int:
+    def count_frames_and_warn_if_truncated(self) -> int:
         """Return how many frames there are, by the packets of the whole file; iterate over a source of its own.
 
         A file that ends before the time that its header says is warned about.

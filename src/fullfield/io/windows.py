@@ -29,13 +29,13 @@ class FrameWindow(NamedTuple):
         right, bottom = (max(self.data[i] + self.data[i + 2], other.data[i] + other.data[i + 2]) for i in (0, 1))
         return self._replace(data=(left, top, right - left, bottom - top))
 
-    def overlaps(self, other: FrameWindow) -> bool:
+    def has_overlap(self, other: FrameWindow) -> bool:
         """Return whether the data windows have a pixel in common."""
         both = self.union(other).data
         return all(both[i] < self.data[i] + other.data[i] for i in (2, 3))
 
 
-def merge_frame_windows(windows: Mapping[str, FrameWindow]) -> FrameWindow:
+def merge_frame_windows_or_raise(windows: Mapping[str, FrameWindow]) -> FrameWindow:
     """Return the first window, widened to the data windows of all; InputError names the path that does not fit."""
     (first_path, first), *others = windows.items()
     union = first
@@ -45,7 +45,7 @@ def merge_frame_windows(windows: Mapping[str, FrameWindow]) -> FrameWindow:
                 f"{path}: its display window is {_format_box(other.display)}, but that of {first_path} is "
                 f"{_format_box(first.display)}; --window data needs the same one"
             )
-        if not other.overlaps(first):  # which also bounds what the union can claim
+        if not other.has_overlap(first):  # which also bounds what the union can claim
             raise InputError(f"{path}: its data window has no pixel in common with that of {first_path}")
         union = union.union(other)
     return union

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fullfield import _check
-from fullfield.io.pointcloud import as_point_cloud, orthonormalize_pose
+from fullfield.io.pointcloud import check_and_orthonormalize_pose, read_or_convert_point_cloud
 from fullfield.registration.descriptors import Floats, find_nearest, is_close_to_any
 from fullfield.registration.ransac import apply_transform
 from fullfield.registration.scan import (
@@ -29,9 +29,9 @@ def compute_alignment_errors(
     """
     if max_distance is not None:
         _check.check_number(max_distance, "max_distance", above=0.0)
-    points = as_point_cloud(source, "source").points
+    points = read_or_convert_point_cloud(source, "source").points
     goal = take_finite_points(target, "target", 1)
-    pose = np.eye(4) if transform is None else orthonormalize_pose(transform, "transform")
+    pose = np.eye(4) if transform is None else check_and_orthonormalize_pose(transform, "transform")
     middle = compute_median_point(goal)
     is_finite = np.isfinite(points).all(1)
     errors = np.full(len(points), np.nan)
@@ -63,7 +63,7 @@ def measure_alignment(source: Any, target: Any, transform: Any = None, *, voxel:
     clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
     middles = [compute_median_point(points) for points in clouds]
     pose = express_relative_to_origins(
-        np.eye(4) if transform is None else orthonormalize_pose(transform, "transform"), *middles
+        np.eye(4) if transform is None else check_and_orthonormalize_pose(transform, "transform"), *middles
     )
     pose[:3, 3] /= voxel
     thinned = [(points - middle) / voxel for points, middle in zip(clouds, middles, strict=True)]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield import _check
-from fullfield.io.pointcloud import orthonormalize_pose
+from fullfield.io.pointcloud import check_and_orthonormalize_pose
 from fullfield.registration.descriptors import Floats, find_nearest, is_close_to_any
 from fullfield.registration.packages import import_module_of_extra
 from fullfield.registration.ransac import apply_transform
@@ -91,7 +91,7 @@ def measure_true_overlap(
             by more than 5° or 2 units is dropped.
     """
     _check.check_number(max_distance, "max_distance", above=0.0)
-    pose = orthonormalize_pose(transform, "transform")
+    pose = check_and_orthonormalize_pose(transform, "transform")
     clouds = [take_finite_points(value, name) for value, name in ((source, "source"), (target, "target"))]
     middle = compute_median_point(clouds[1])
     transformed, goal = (

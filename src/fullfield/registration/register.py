@@ -12,7 +12,7 @@ import torch
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.io.pointcloud import orthonormalize_pose
+from fullfield.io.pointcloud import check_and_orthonormalize_pose
 from fullfield.ops.devices import AUTO, resolve_device
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import LearnedDescriptor
@@ -123,7 +123,7 @@ def register_clouds(
     voxel, init, seed, iterations, samples, _, _, ransac_only = settings
     descriptor = load_descriptor_if_learned(settings.descriptor, settings.device)
     clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
-    start = None if init is None else orthonormalize_pose(init)
+    start = None if init is None else check_and_orthonormalize_pose(init)
     if progress is not None and voxel is None:
         progress(0.0, "choosing the voxel")
     middles = [compute_median_point(points) for points in clouds]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fullfield import _check
-from fullfield.io.pointcloud import as_point_cloud
+from fullfield.io.pointcloud import read_or_convert_point_cloud
 from fullfield.ops.neighbors import grid_downsample
 from fullfield.ops.neighbors.ragged import Neighbors
 from fullfield.registration.descriptors import (
@@ -58,7 +58,7 @@ def take_finite_points(value: Any, name: str, min_count: int = 0) -> Floats:
     Raises:
         InputError: if ``value`` is no cloud, or has fewer than ``min_count`` finite points.
     """
-    points = as_point_cloud(value, name).points.astype(np.float64)
+    points = read_or_convert_point_cloud(value, name).points.astype(np.float64)
     finite: Floats = points[np.isfinite(points).all(1)]
     number = f"{len(finite)} of {len(points)}"
     _check.require(len(finite) >= min_count, name, f"at least {min_count} finite point{'s' * (min_count != 1)}", number)

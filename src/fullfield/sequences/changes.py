@@ -27,15 +27,15 @@ GreyPicture = NDArray[np.float64]
 def shrink_to_grey(frame: Tensor, valid: Tensor | None = None) -> GreyPicture:  # [C, H, W], bool [H, W] -> [h, w]
     """Return the frame's grey averaged to about 48 columns, for :func:`is_cut`; ``valid`` says where it is known."""
     if valid is None:
-        return _average_to_grey(frame.numpy())
+        return _average_to_small_grey(frame.numpy())
     valid_mask = valid[None].numpy()
-    fraction = _average_to_grey(valid_mask)
-    grey = _average_to_grey(frame.numpy() * valid_mask) / np.maximum(fraction, 0.5)
+    fraction = _average_to_small_grey(valid_mask)
+    grey = _average_to_small_grey(frame.numpy() * valid_mask) / np.maximum(fraction, 0.5)
     grey[fraction < 0.5] = np.nan
     return grey
 
 
-def _average_to_grey(planes: NDArray[Any]) -> GreyPicture:
+def _average_to_small_grey(planes: NDArray[Any]) -> GreyPicture:
     height, width = planes.shape[-2:]
     rows = max(1, min(height, round(_COLUMNS * height / width), 4 * _COLUMNS))
     columns = min(_COLUMNS, width)
@@ -76,7 +76,9 @@ def is_cut(first: GreyPicture, second: GreyPicture) -> bool:
         shifted = padded[dy + _MAX_SHIFT : dy + _MAX_SHIFT + height, dx + _MAX_SHIFT : dx + _MAX_SHIFT + width]
         difference = np.abs(first - shifted)
         np.minimum(
-            best, _compute_block_means(difference) if is_known else _compute_valid_block_means(difference), out=best
+            best,
+            _compute_sliding_means(difference) if is_known else _compute_sliding_means_ignoring_nan(difference),
+            out=best,
         )
         if (best if is_known else best[compared]).mean() <= _MAX_DIFFERENCE:
             return False
@@ -90,15 +92,15 @@ def _erode_mask(mask: NDArray[np.bool_], radius: int) -> NDArray[np.bool_]:
     return np.asarray(views.all((2, 3)))
 
 
-def _compute_valid_block_means(values: GreyPicture) -> GreyPicture:
-    """Return :func:`_compute_block_means` of the values that are known; infinity for blocks without any."""
+def _compute_sliding_means_ignoring_nan(values: GreyPicture) -> GreyPicture:
+    """Return :func:`_compute_sliding_means` of the values that are known; infinity for blocks without any."""
     valid_mask = np.isfinite(values)
-    counts = _compute_block_means(valid_mask.astype(np.float64))
-    sums = _compute_block_means(np.where(valid_mask, values, 0.0))
+    counts = _compute_sliding_means(valid_mask.astype(np.float64))
+    sums = _compute_sliding_means(np.where(valid_mask, values, 0.0))
     return np.where(counts > 1e-6, sums / np.maximum(counts, 1e-6), np.inf)
 
 
-def _compute_block_means(values: GreyPicture) -> GreyPicture:
+def _compute_sliding_means(values: GreyPicture) -> GreyPicture:
     """Return the mean of the block around every pixel, cut at the borders."""
     for axis in (0, 1):
         index = np.arange(values.shape[axis])
@@ -108,14 +110,16 @@ def _compute_block_means(values: GreyPicture) -> GreyPicture:
     return values
 
 
-def is_duplicate(first: Tensor, second: Tensor, *, compressed: bool) -> bool:
-    """Return whether two frames are the same picture; in a ``compressed`` video they may differ by two codes of 255."""
+def is_duplicate(first: Tensor, second: Tensor, *, allow_compression_noise: bool) -> bool:
+    """Return whether two frames are the same picture; with compression noise they may differ by two codes of 255."""
     if first.shape != second.shape:
         return False
     for rows in (max(1, first.shape[-2] // _SAMPLED_ROWS), 1):
         pixels1, pixels2 = first.numpy()[:, ::rows], second.numpy()[:, ::rows]
         is_same = (
-            float(np.abs(pixels1 - pixels2).max()) <= 2.01 / 255 if compressed else np.array_equal(pixels1, pixels2)
+            float(np.abs(pixels1 - pixels2).max()) <= 2.01 / 255
+            if allow_compression_noise
+            else np.array_equal(pixels1, pixels2)
         )
         if not is_same:
             return False

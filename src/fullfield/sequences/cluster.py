@@ -14,7 +14,7 @@ from fullfield.sequences.job import ShotJob
 from fullfield.sequences.names import format_frames
 from fullfield.sequences.pool import split_into_chunks
 from fullfield.sequences.results import FrameReport, Outcome, Problem
-from fullfield.sequences.run import run_shot
+from fullfield.sequences.run import write_shot_flow
 
 _RETRIES = 2
 _ANSWER_S = 10
@@ -26,17 +26,19 @@ class ShotActor:
     def __init__(self, job: ShotJob) -> None:
         self._job = job
         warnings.filterwarnings("ignore", ".* NaN or infinite")  # whoever started the cluster warns once
-        self._estimator = job.set_threads_and_prepare_estimator()
+        self._estimator = job.set_threads_and_build_prepared_estimator()
 
-    def write_chunk(self, chunk: list[int]) -> tuple[str, Any]:
+    def write_frames_and_get_outcome_or_refusal(self, chunk: list[int]) -> tuple[str, Any]:
         """Write a chunk; return its outcome, or why it was refused."""
         try:
-            return "chunk", run_shot(self._job, chunk, self._estimator, self._job.open_plates())
+            return "chunk", write_shot_flow(self._job, chunk, self._estimator, self._job.open_plates())
         except InputError as error:
             return "refused", str(error)
 
 
-def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report: FrameReport | None = None) -> Outcome:
+def write_shot_flow_on_cluster(
+    job: ShotJob, numbers: Sequence[int], address: str, *, report: FrameReport | None = None
+) -> Outcome:
     """Write the files of ``numbers`` on the Ray cluster at ``address``; the files are those that one machine writes.
 
     With a device ``cuda`` there is an actor for every GPU of the cluster, with ``cpu`` one for every node. All of them
@@ -45,7 +47,7 @@ def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report
     """
     import ray
 
-    _check_cluster_answers(address)
+    _require_answer_if_host_and_port(address)
     start_s = time.perf_counter()
     was_connected = ray.is_initialized()
     try:
@@ -54,27 +56,27 @@ def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(f"--ray {address}: no such cluster ({str(error).splitlines()[0]})") from error
     try:
-        actors = _start_actors(job)
+        actors = _start_actor_per_gpu_or_node(job)
         outcome = Outcome()
         chunks = split_into_chunks(numbers, len(actors))
         busy: dict[Any, tuple[Any, list[int]]] = {}
         for actor in actors[: len(chunks)]:
             chunk = chunks.pop(0)
-            busy[actor.write_chunk.remote(chunk)] = (actor, chunk)
+            busy[actor.write_frames_and_get_outcome_or_refusal.remote(chunk)] = (actor, chunk)
         while busy:
             (task,), _ = ray.wait(list(busy), num_returns=1)
             actor, chunk = busy.pop(task)
-            _wait_and_add_chunk_outcome(ray, task, chunk, outcome, report)
+            _wait_and_add_chunk_outcome_or_problem(ray, task, chunk, outcome, report)
             if chunks and outcome.stopped is None:
                 following = chunks.pop(0)
-                busy[actor.write_chunk.remote(following)] = (actor, following)
+                busy[actor.write_frames_and_get_outcome_or_refusal.remote(following)] = (actor, following)
     finally:
         if not was_connected:
             ray.shutdown()
     return outcome.sort_warn_and_set_wall_time(start_s)
 
 
-def _check_cluster_answers(address: str) -> None:
+def _require_answer_if_host_and_port(address: str) -> None:
     """Raise InputError where nothing answers at ``HOST:PORT``; Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
@@ -86,7 +88,7 @@ def _check_cluster_answers(address: str) -> None:
         raise InputError(f"--ray {address}: no cluster answers there ({reason}); check the address") from error
 
 
-def _wait_and_add_chunk_outcome(
+def _wait_and_add_chunk_outcome_or_problem(
     ray: Any, task: Any, chunk: list[int], outcome: Outcome, report: FrameReport | None
 ) -> None:
     try:
@@ -103,7 +105,7 @@ def _wait_and_add_chunk_outcome(
             report(number)
 
 
-def _start_actors(job: ShotJob) -> list[Any]:
+def _start_actor_per_gpu_or_node(job: ShotJob) -> list[Any]:
     """Start the actors and return them."""
     import ray
 

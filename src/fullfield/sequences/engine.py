@@ -79,7 +79,7 @@ class ShotEngine:
         numbers: frames that get a result.
         estimator: computes the flow of a pair; it must be prepared for the device of ``settings``.
         settings: directions, warm start, device, ...
-        read_stored_flow: returns the flow of frames that an earlier run has written, from which a warm start goes on.
+        read_stored_flow_or_none: returns flow that an earlier run has written, from which a warm start goes on.
         request_frames: returns further frames before ``numbers`` run out.
         rounds_to_half: whether the flow is stored as half floats; warm starts are then rounded alike, so that a run
             that continues from its files gives the result of an undisturbed one.
@@ -92,19 +92,19 @@ class ShotEngine:
         estimator: Estimator,
         settings: ShotSettings,
         *,
-        read_stored_flow: ReadStoredFlow | None = None,
+        read_stored_flow_or_none: ReadStoredFlow | None = None,
         request_frames: RequestFrames | None = None,
         rounds_to_half: bool = False,
     ) -> None:
         self._plates, self._numbers, self._estimator, self._settings = plates, sorted(numbers), estimator, settings
-        self._read_stored_flow, self._request_frames = read_stored_flow, request_frames
+        self._read_stored_flow, self._request_frames = read_stored_flow_or_none, request_frames
         self._rounds_to_half = rounds_to_half
         self._device = settings.torch_device
         plates.pinned = self._device.type == "cuda"
         self._refiner = choose_refined_estimator_or_none(estimator, self._device, refine=settings.refine)
         if self._refiner is not None:
             self._estimator = self._refiner.estimator
-        self._needs_backward = settings.needs_reliability or self._refiner is not None
+        self._needs_backward = settings.should_estimate_reliability or self._refiner is not None
         # Both directions of a pair in one call, unless they start from different flows.
         needs_two_calls = settings.warm_start if settings.direction == "both" else not self._needs_backward
         self._bidirectional = None if needs_two_calls else getattr(self._estimator, "bidirectional", None)
@@ -144,14 +144,14 @@ class ShotEngine:
     def __iter__(self) -> Iterator[FrameResult]:
         """Yield one :class:`FrameResult` for each frame, in order."""
         remaining = deque(self._numbers)
-        with ReadAhead(self._read_reduce_and_pin_plate, _count_frame_bytes, threads=self._plates.readers) as reads:
+        with ReadAhead(self._read_measure_and_pin_plate, _count_frame_bytes, threads=self._plates.readers) as reads:
             reads.enqueue_keys(self._list_input_frames(self._numbers))
             while remaining:
                 number = remaining.popleft()
                 with self.stages.measure("wait for plates"):
                     for frame in self._settings.list_input_frames(self._plates, number):
                         self._wait_and_store_frame_or_problem(reads, frame)
-                self._request_frames_when_few_remain(remaining, reads)
+                self._request_and_enqueue_when_few_remain(remaining, reads)
                 if remaining:
                     self._upload_inputs_already_read(reads, remaining[0])
                 with self.stages.measure("estimate"):
@@ -165,7 +165,7 @@ class ShotEngine:
             {frame for number in frame_numbers for frame in self._settings.list_input_frames(self._plates, number)}
         )
 
-    def _request_frames_when_few_remain(self, remaining: deque[int], reads: ReadAhead[int, _ReadFrame]) -> None:
+    def _request_and_enqueue_when_few_remain(self, remaining: deque[int], reads: ReadAhead[int, _ReadFrame]) -> None:
         """Request more frames before the remaining ones run out."""
         if self._request_frames is None or len(remaining) >= _REQUEST_MORE_BELOW:
             return
@@ -178,7 +178,7 @@ class ShotEngine:
 
     # ---- reading
 
-    def _read_reduce_and_pin_plate(self, number: int) -> _ReadFrame:
+    def _read_measure_and_pin_plate(self, number: int) -> _ReadFrame:
         if self._plates.is_in_range(number) and not self._plates.has_frame(number):
             raise FileNotFoundError(2, "no such file", self._plates.get_frame_name(number))
         with self.stages.measure("read"):
@@ -257,7 +257,7 @@ class ShotEngine:
         plate = self._frames[number]
         if isinstance(plate, Problem):
             result.problems.append(plate)
-            result.missing += settings.offsets
+            result.missing += settings.offsets_by_direction
             return result
         result.plate, result.window = plate, plate.window
         result.add_input_identities(number, plate)
@@ -268,16 +268,16 @@ class ShotEngine:
                 result.problems.append(Problem.from_error(plates.get_frame_name(number), error))
                 return result
         size = plate.frame.shape[-2:] if result.window is None else result.window.data[3:1:-1]
-        for direction, offset in settings.offsets.items():
+        for direction, offset in settings.offsets_by_direction.items():
             other = number + offset
             if not plates.is_in_range(other):
                 result.shot_ends.append(direction)
-                self._add_placeholder_flow(result, direction, size)
+                self._add_zero_flow_as_occluded(result, direction, size)
                 continue
             flow = self._get_or_estimate_flow_and_record_cuts(number, other, result)
             if isinstance(flow, Problem):
                 result.add_missing_direction(direction, flow)
-                self._add_placeholder_flow(result, direction, size)
+                self._add_zero_flow_as_occluded(result, direction, size)
                 continue
             partner = self._frames[other]
             if isinstance(partner, Plate):
@@ -285,45 +285,49 @@ class ShotEngine:
             result.tensors[direction] = flow
         if self._refiner is not None:  # backward first: the backward pair of the other direction starts from that flow
             for direction in sorted(self._list_directions_with_flow(result)):
-                self._refine_direction_or_record_problem(
-                    result, direction, number, number + settings.offsets[direction]
+                self._set_refined_flow_or_add_problem(
+                    result, direction, number, number + settings.offsets_by_direction[direction]
                 )
-        if settings.needs_reliability:  # after both directions, from which the backward pairs may start
+        if settings.should_estimate_reliability:  # after both directions, from which the backward pairs may start
             for direction in self._list_directions_with_flow(result):
-                self._add_occlusion_and_confidence(result, direction, number, number + settings.offsets[direction])
+                self._add_reliability_or_problem(
+                    result, direction, number, number + settings.offsets_by_direction[direction]
+                )
         valid = self._get_valid_mask_on_grid_if_any(number, number)
         if valid is not None:
             result.tensors[VALID] = valid.to(torch.float32)
-        for direction, offset in settings.offsets.items():
+        for direction, offset in settings.offsets_by_direction.items():
             is_whole = result.tensors[direction].shape[-2:] == size
-            bars = None if is_whole else self._find_bars(number, number + offset, number)
+            bars = None if is_whole else self._get_or_find_common_bars(number, number + offset, number)
             if bars is not None:
                 _surround_with_bars_inplace(result, direction, bars)
         return result
 
     def _list_directions_with_flow(self, result: FrameResult) -> list[str]:
-        return [name for name in self._settings.offsets if name not in (*result.shot_ends, *result.missing)]
+        return [
+            name for name in self._settings.offsets_by_direction if name not in (*result.shot_ends, *result.missing)
+        ]
 
-    def _refine_direction_or_record_problem(self, result: FrameResult, direction: str, number: int, other: int) -> None:
-        pair = (number, other, self._get_pixel_grid_frame(number))
+    def _set_refined_flow_or_add_problem(self, result: FrameResult, direction: str, number: int, partner: int) -> None:
+        pair = (number, partner, self._get_grid_frame_or_zero(number))
         if pair not in self._refined:
-            self._refined[pair] = self._refine_flow(result.tensors[direction], result, number, other)
+            self._refined[pair] = self._refine_or_get_problem(result.tensors[direction], result, number, partner)
         flow = self._refined[pair]
         if isinstance(flow, Problem):
             result.add_missing_direction(direction, flow)
         else:
             result.tensors[direction] = flow
 
-    def _refine_flow(self, flow: Tensor, result: FrameResult, number: int, other: int) -> Tensor | Problem:
-        refiner, backward = self._refiner, self._get_or_estimate_flow_and_record_cuts(other, number, result)
+    def _refine_or_get_problem(self, flow: Tensor, result: FrameResult, number: int, partner: int) -> Tensor | Problem:
+        refiner, backward = self._refiner, self._get_or_estimate_flow_and_record_cuts(partner, number, result)
         if isinstance(backward, Problem) or refiner is None:
             return backward
-        frames, valid = self._get_pair_without_bars(number, other, number)
+        frames, valid = self._get_pair_without_bars(number, partner, number)
         try:
-            refined = self._run_and_time_estimation(lambda: refiner.refine(*frames, flow[None], backward[None]))
-            return _interpolate_unknown_vectors(refined, valid[0])
+            refined = self._estimate_and_add_time(lambda: refiner.refine(*frames, flow[None], backward[None]))
+            return _fill_unknown_vectors_if_masked(refined, valid[0])
         except InputError as error:
-            return _build_problem_naming_frame([self._plates.get_frame_name(n) for n in (number, other)], error)
+            return _build_problem_by_error_prefix([self._plates.get_frame_name(n) for n in (number, partner)], error)
 
     def _get_pair_without_bars(self, first: int, second: int, grid_frame_number: int) -> _Pair:
         """Return two frames of one size on a grid."""
@@ -331,15 +335,15 @@ class ShotEngine:
         channels = max(frame.shape[1] for frame in frames)
         first_frame, second_frame = (frame.expand(-1, channels, -1, -1) for frame in frames)
         valid1, valid2 = (self._get_valid_mask_on_grid_if_any(number, grid_frame_number) for number in (first, second))
-        bars = self._find_bars(first, second, grid_frame_number)
+        bars = self._get_or_find_common_bars(first, second, grid_frame_number)
         if bars is None:
             return _Pair((first_frame, second_frame), (valid1, valid2))
         valid1, valid2 = (None if valid is None else bars.crop(valid) for valid in (valid1, valid2))
         return _Pair((bars.crop(first_frame), bars.crop(second_frame)), (valid1, valid2))
 
-    def _find_bars(self, first: int, second: int, grid_frame_number: int) -> Bars | None:
+    def _get_or_find_common_bars(self, first: int, second: int, grid_frame_number: int) -> Bars | None:
         """Return the bars that two frames of one size have on a grid; None if there are none."""
-        pair = (min(first, second), max(first, second), self._get_pixel_grid_frame(grid_frame_number))
+        pair = (min(first, second), max(first, second), self._get_grid_frame_or_zero(grid_frame_number))
         if pair not in self._bars:
             size = self._get_frames_on_grid(first, second, grid_frame_number)[0].shape[-2:]
             self._bars[pair] = find_common_bars(
@@ -350,18 +354,18 @@ class ShotEngine:
     def _get_constant_lines(self, number: int, grid_frame_number: int) -> tuple[ConstantLines, ...]:
         """Return the lines of one constant colour of a frame on a grid."""
         return (
-            self._get_frame_in_box_on_device(number, grid_frame_number).lines
+            self._get_or_upload_frame_in_box(number, grid_frame_number).lines
             if self._plates.uses_data_windows
             else self._lines[number]
         )
 
-    def _add_occlusion_and_confidence(self, result: FrameResult, direction: str, number: int, other: int) -> None:
-        backward = self._get_or_estimate_flow_and_record_cuts(other, number, result)
+    def _add_reliability_or_problem(self, result: FrameResult, direction: str, number: int, partner: int) -> None:
+        backward = self._get_or_estimate_flow_and_record_cuts(partner, number, result)
         if isinstance(backward, Problem):
             result.add_missing_direction(direction, backward)
             return
-        pair = self._get_pair_without_bars(number, other, number)
-        log_scale = self._log_scales.get((number, other, self._get_pixel_grid_frame(number)))
+        pair = self._get_pair_without_bars(number, partner, number)
+        log_scale = self._log_scales.get((number, partner, self._get_grid_frame_or_zero(number)))
         flows = result.tensors[direction][None], backward[None]
         valid1, valid2 = (None if valid is None else valid[None] for valid in pair.valid)
         maps = estimate_occlusion_and_confidence(
@@ -375,7 +379,7 @@ class ShotEngine:
             if getattr(self._settings, name):
                 result.tensors[f"{name}.{direction}"] = plane
 
-    def _add_placeholder_flow(self, result: FrameResult, direction: str, size: Sequence[int]) -> None:
+    def _add_zero_flow_as_occluded(self, result: FrameResult, direction: str, size: Sequence[int]) -> None:
         """Add zero vectors with full occlusion and no confidence."""
         zero = torch.zeros(2, *size, dtype=torch.float32, device=self._device)
         result.tensors[direction] = zero
@@ -383,20 +387,20 @@ class ShotEngine:
 
     def _get_or_estimate_flow_and_record_cuts(self, first: int, second: int, result: FrameResult) -> Tensor | Problem:
         """Return the flow [2, H, W] between two loaded frames; each pair is estimated once."""
-        pair = (first, second, self._get_pixel_grid_frame(result.number))
+        pair = (first, second, self._get_grid_frame_or_zero(result.number))
         if pair not in self._flows:
-            self._flows[pair] = self._estimate_pair(first, second, result.number)
+            self._flows[pair] = self._estimate_pair_or_get_problem(first, second, result.number)
         frames = (min(first, second), max(first, second))
         changes = {"cut": result.cuts, "duplicate": result.duplicates}.get(self._detect_cut_or_duplicate(*frames))
         if changes is not None and frames not in changes:
             changes.append(frames)
         return self._flows[pair]
 
-    def _get_pixel_grid_frame(self, number: int) -> int:
+    def _get_grid_frame_or_zero(self, number: int) -> int:
         """Return the frame whose pixel grid a flow is on; 0 where all frames share one."""
         return number if self._plates.uses_data_windows else 0
 
-    def _estimate_pair(self, first: int, second: int, grid_frame_number: int) -> Tensor | Problem:
+    def _estimate_pair_or_get_problem(self, first: int, second: int, grid_frame_number: int) -> Tensor | Problem:
         paths = [self._plates.get_frame_name(number) for number in (first, second)]
         for number in (first, second):
             if isinstance(problem := self._frames[number], Problem):
@@ -407,20 +411,20 @@ class ShotEngine:
                 odd = 0 if frames[0].shape[-2:] != self._size and frames[1].shape[-2:] == self._size else 1
                 sizes = [f"{frame.shape[-1]}x{frame.shape[-2]}" for frame in frames]
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
-            initial_flow = self._get_initial_flow_from_previous_pair(first, second, frames[0].shape[-2:])
+            initial_flow = self._predict_flow_from_previous_pair_or_none(first, second, frames[0].shape[-2:])
             (frame1, frame2), valid = self._get_pair_without_bars(first, second, grid_frame_number)
-            flow = self._estimate_both_directions_if_supported(first, second, grid_frame_number, initial_flow)
+            flow = self._estimate_both_and_get_requested_or_none(first, second, grid_frame_number, initial_flow)
             if flow is None:
-                flow = self._run_and_time_estimation(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
-                flow = _interpolate_unknown_vectors(flow, valid[0])
+                flow = self._estimate_and_add_time(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
+                flow = _fill_unknown_vectors_if_masked(flow, valid[0])
             _check.check_tensor(flow, f"the flow of {self._estimator.method}", (2, *frame1.shape[-2:]))
         except InputError as error:
-            return _build_problem_naming_frame(paths, error)
+            return _build_problem_by_error_prefix(paths, error)
         if self._device.type == "cpu" and not np.isfinite(flow.detach().numpy()).all():
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
 
-    def _estimate_both_directions_if_supported(
+    def _estimate_both_and_get_requested_or_none(
         self, first: int, second: int, grid_frame_number: int, initial_flow: Tensor | None
     ) -> Tensor | None:
         """Return the flow, and keep the backward flow of the same call; None where the estimator has no such call.
@@ -440,20 +444,20 @@ class ShotEngine:
             flows = bidirectional(frame1, frame2, initial_flow=initial_flow)
             return frame1 if flows is None else flows.forward
 
-        self._run_and_time_estimation(estimate)
+        self._estimate_and_add_time(estimate)
         if flows is None:
             self._bidirectional = None
             return None
-        key = self._get_pixel_grid_frame(grid_frame_number)
+        key = self._get_grid_frame_or_zero(grid_frame_number)
         directions = {(*order, key): flows.forward, (*order[::-1], key): flows.backward}
         for index, (pair, flow) in enumerate(directions.items()):
-            self._flows.setdefault(pair, _interpolate_unknown_vectors(flow[0].to(torch.float32), valid[index]))
-            if self._settings.needs_reliability and flows.log_scales is not None:
+            self._flows.setdefault(pair, _fill_unknown_vectors_if_masked(flow[0].to(torch.float32), valid[index]))
+            if self._settings.should_estimate_reliability and flows.log_scales is not None:
                 self._log_scales[pair] = flows.log_scales[index][0]
         requested = self._flows[first, second, key]
         return None if isinstance(requested, Problem) else requested
 
-    def _run_and_time_estimation(self, estimate: Callable[[], Tensor]) -> Tensor:
+    def _estimate_and_add_time(self, estimate: Callable[[], Tensor]) -> Tensor:
         """Return the flow [2, H, W] of ``estimate``, and add its time."""
         if self._device.type != "cuda":
             start_s = time.perf_counter()
@@ -475,10 +479,10 @@ class ShotEngine:
     def _get_frames_on_grid(self, first: int, second: int, grid_frame_number: int) -> list[Tensor]:
         """Return both frames [1, C, H, W] on the device and on one grid."""
         if not self._plates.uses_data_windows:
-            return [self._get_frame_on_device(number) for number in (first, second)]
-        return [self._get_frame_in_box_on_device(number, grid_frame_number).frame for number in (first, second)]
+            return [self._get_or_upload_frame(number) for number in (first, second)]
+        return [self._get_or_upload_frame_in_box(number, grid_frame_number).frame for number in (first, second)]
 
-    def _get_frame_in_box_on_device(self, number: int, grid_frame_number: int) -> _FrameInBox:
+    def _get_or_upload_frame_in_box(self, number: int, grid_frame_number: int) -> _FrameInBox:
         """Return a frame on the grid of another one, on the device."""
         if (number, grid_frame_number) not in self._in_box:
             frame, valid = pad_and_fill_frame_and_valid(
@@ -493,13 +497,13 @@ class ShotEngine:
     def _get_valid_mask_on_grid_if_any(self, number: int, grid_frame_number: int) -> Tensor | None:
         """Return where a frame is known, bool [H, W] on the device and on a grid; None: everywhere."""
         if self._plates.uses_data_windows:
-            return self._get_frame_in_box_on_device(number, grid_frame_number).valid
+            return self._get_or_upload_frame_in_box(number, grid_frame_number).valid
         if number not in self._valid_on_device:
             valid = self._get_plate_or_raise(number).valid
             self._valid_on_device[number] = None if valid is None else valid.to(self._device)
         return self._valid_on_device[number]
 
-    def _get_frame_on_device(self, number: int) -> Tensor:
+    def _get_or_upload_frame(self, number: int) -> Tensor:
         if number not in self._on_device:
             frame = self._get_plate_or_raise(number).frame[None]
             self._on_device[number] = frame.to(self._device, non_blocking=True)  # from pinned memory
@@ -524,10 +528,10 @@ class ShotEngine:
             {self._plates.get_frame_name(n): p for n, p in plates.items() if isinstance(p, Plate)}
         )
 
-    def _get_initial_flow_from_previous_pair(self, first: int, second: int, size: torch.Size) -> Tensor | None:
+    def _predict_flow_from_previous_pair_or_none(self, first: int, second: int, size: torch.Size) -> Tensor | None:
         """Return the initial flow from the pair before; None across a cut and where the shot starts."""
         settings, offset = self._settings, second - first
-        is_requested = offset in settings.offsets.values()
+        is_requested = offset in settings.offsets_by_direction.values()
         if (
             not settings.warm_start
             or not is_requested
@@ -538,14 +542,14 @@ class ShotEngine:
         flow = (self._flows if self._refiner is None else self._refined).get((*pair, 0))  # as they are stored
         if flow is None and self._read_stored_flow is not None:
             flow = self._read_stored_flow(*pair)
-        elif isinstance(flow, Tensor) and (bars := self._find_bars(*pair, 0)) is not None:
+        elif isinstance(flow, Tensor) and (bars := self._get_or_find_common_bars(*pair, 0)) is not None:
             flow = bars.pad(flow, 0.0)
         if flow is None or isinstance(flow, Problem) or flow.shape[-2:] != size:
             return None
         flow = flow.to(self._device)
         flow = flow.half().float() if self._rounds_to_half else flow
         predicted = predict_next_flow(flow) if offset > 0 else -predict_next_flow(-flow)
-        bars = self._find_bars(first, second, 0)
+        bars = self._get_or_find_common_bars(first, second, 0)
         return (predicted if bars is None else bars.crop(predicted))[None]
 
     def _detect_cut_or_duplicate(self, first: int, second: int) -> str:
@@ -556,7 +560,7 @@ class ShotEngine:
             self._changes[pair] = ""
             if isinstance(frame1, Plate) and isinstance(frame2, Plate):
                 with self.stages.measure("look for cuts"):
-                    if is_duplicate(frame1.frame, frame2.frame, compressed=self._plates.readers == 1):
+                    if is_duplicate(frame1.frame, frame2.frame, allow_compression_noise=self._plates.readers == 1):
                         self._changes[pair] = "duplicate"
                     elif is_cut(self._grey[first], self._grey[second]):
                         self._changes[pair] = "cut"
@@ -574,7 +578,7 @@ def _surround_with_bars_inplace(result: FrameResult, direction: str, bars: Bars)
     result.tensors[VALID] = bars.pad(bars.crop(valid), 0.0)
 
 
-def _interpolate_unknown_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
+def _fill_unknown_vectors_if_masked(flow: Tensor, valid: Tensor | None) -> Tensor:
     """Return a flow [2, h, w] whose vectors come from their surroundings where its frame is not known."""
     return flow if valid is None or flow.shape[-2:] != valid.shape else interpolate_unknown_pixels(flow, valid)
 
@@ -583,7 +587,7 @@ def _count_frame_bytes(item: _ReadFrame) -> int:
     return item.plate.frame.nbytes
 
 
-def _build_problem_naming_frame(paths: Sequence[str], error: InputError) -> Problem:
+def _build_problem_by_error_prefix(paths: Sequence[str], error: InputError) -> Problem:
     """Return what is wrong with one of two frames: the second where the message starts with its name."""
     for name, path in zip(("frame2: ", "frame1: "), reversed(paths), strict=True):
         if str(error).startswith(name):

@@ -20,7 +20,7 @@ from fullfield.io.oiio import Attribute
 from fullfield.io.vectors import VALID
 from fullfield.io.windows import FrameWindow
 from fullfield.sequences.engine import ShotEngine
-from fullfield.sequences.outputs import copy_to_cpu_as_float32
+from fullfield.sequences.outputs import move_to_cpu_as_float32
 from fullfield.sequences.plates import Plates, open_plates_unless_open
 from fullfield.sequences.results import FrameResult, Problem
 from fullfield.sequences.settings import ShotSettings
@@ -118,7 +118,7 @@ def estimate_sequence(
 
 
 def _build_frame_flows(result: FrameResult, estimator: Estimator) -> FrameFlows:
-    tensors = copy_to_cpu_as_float32(result.tensors)
+    tensors = move_to_cpu_as_float32(result.tensors)
     flows: dict[str, Flow] = {}
     for name in ("forward", "backward"):
         if name in tensors and name not in result.shot_ends and name not in result.missing:

@@ -60,11 +60,14 @@ class _Follower:
         self._picture = shrink_to_grey(reference_plate.frame, reference_plate.valid)
         self._size = reference_plate.frame.shape[-2:]
         refine = None if refiner is None else refiner.refine
-        reference_frame, valid = self._upload_frame(reference_plate), self._upload_valid_mask_if_any(reference_plate)
+        reference_frame, valid = (
+            self._upload_frame_as_rgb(reference_plate),
+            self._upload_valid_mask_if_any(reference_plate),
+        )
         self._tracker = Tracker(reference_frame, matcher, refine, valid=valid)
         self.is_cut_off = False
 
-    def follow_frame(self, number: int, plate: Plate, *, rounds_to_half: bool) -> FrameResult:
+    def track_frame_or_fill_after_cut(self, number: int, plate: Plate, *, rounds_to_half: bool) -> FrameResult:
         """Return the motion between the reference and a frame."""
         result = FrameResult(number, plate=plate, window=plate.window)
         if plate.frame.shape[-2:] != self._size:
@@ -78,20 +81,22 @@ class _Follower:
             result.cuts.append((min(self._last, number), max(self._last, number)))
         self._picture, self._last = picture, number
         if self.is_cut_off:
-            self.fill_as_fully_occluded_inplace(result)
+            self.fill_as_occluded_and_mark_end_inplace(result)
         else:
-            frame, valid = self._upload_frame(plate), self._upload_valid_mask_if_any(plate)
+            frame, valid = self._upload_frame_as_rgb(plate), self._upload_valid_mask_if_any(plate)
             result.tensors = self._tracker.track_next_frame(frame, valid=valid, rounds_to_half=rounds_to_half)
         return result
 
-    def restore_frame(self, number: int, plate: Plate, layers: Mapping[str, Tensor]) -> None:
+    def restore_frame_or_skip_after_cut(self, number: int, plate: Plate, layers: Mapping[str, Tensor]) -> None:
         """Add a frame whose motion is stored; without layers it lies behind a cut."""
         self.is_cut_off = self.is_cut_off or not layers
         if self.is_cut_off:
             self._tracker.skip_frame_and_drop_unneeded()
             return
         self._picture, self._last = shrink_to_grey(plate.frame, plate.valid), number
-        self._tracker.restore_frame(self._upload_frame(plate), {name: t.to(self._device) for name, t in layers.items()})
+        self._tracker.restore_frame(
+            self._upload_frame_as_rgb(plate), {name: t.to(self._device) for name, t in layers.items()}
+        )
 
     def list_frames_to_restore(self, frame_numbers: Sequence[int]) -> list[int]:
         """Return those of the next frames whose stored motion is needed to continue after them."""
@@ -102,7 +107,7 @@ class _Follower:
         """Count a frame whose stored motion is not needed."""
         self._tracker.skip_frame_and_drop_unneeded()
 
-    def fill_as_fully_occluded_inplace(self, result: FrameResult) -> None:
+    def fill_as_occluded_and_mark_end_inplace(self, result: FrameResult) -> None:
         """Fill the result of a frame behind a cut with motion that leads out of the frame."""
         outside = 2.0 * max(self._size)
         flow = torch.full((2, *self._size), outside, dtype=torch.float32, device=self._device)
@@ -112,7 +117,7 @@ class _Follower:
             result.tensors[f"confidence.{direction}"] = torch.zeros_like(flow[0])
         result.shot_ends = list(DIRECTIONS)
 
-    def _upload_frame(self, plate: Plate) -> Tensor:
+    def _upload_frame_as_rgb(self, plate: Plate) -> Tensor:
         """Return the frame [1, 3, H, W] on the device."""
         return plate.frame[None].to(self._device).expand(-1, 3, -1, -1)
 
@@ -139,7 +144,7 @@ def create_pair_matcher(estimator: Estimator) -> PairMatcher:
     return match
 
 
-def _build_reference_result(number: int, plate: Plate, device: torch.device) -> FrameResult:
+def _build_zero_motion_result(number: int, plate: Plate, device: torch.device) -> FrameResult:
     """Return the result of the reference itself; its unknown pixels are hidden."""
     flow = torch.zeros(2, *plate.frame.shape[-2:], dtype=torch.float32, device=device)
     valid_mask = torch.ones_like(flow[0]) if plate.valid is None else plate.valid.to(device, torch.float32)
@@ -176,7 +181,7 @@ class _BlockReader:
             return error
 
 
-def follow_plates(
+def iterate_reference_flow_results(
     plates: Plates,
     reference: int,
     numbers: Sequence[int],
@@ -184,7 +189,7 @@ def follow_plates(
     device: torch.device,
     *,
     read_stored: Callable[[int], dict[str, Tensor]] | None = None,
-    existing: Set[int] = frozenset(),
+    stored_numbers: Set[int] = frozenset(),
     rounds_to_half: bool = False,
     stages: StageTimes | None = None,
     add_plate_versions: Callable[[int, Plate], None] | None = None,
@@ -197,8 +202,8 @@ def follow_plates(
         numbers: frames that are yielded.
         estimator: estimator of a pair, prepared.
         device: where to compute.
-        read_stored: returns the layers of a frame of ``existing``; none for a frame behind a cut.
-        existing: frames whose motion is stored.
+        read_stored: returns the layers of a frame of ``stored_numbers``; none for a frame behind a cut.
+        stored_numbers: frames whose motion is stored.
         rounds_to_half: round the values to half precision.
         stages: receives the time of waiting and of the estimation.
         add_plate_versions: receives every plate that was read, before the frame's result is yielded.
@@ -214,7 +219,7 @@ def follow_plates(
     reference_plate = plates.read(reference)
     add_plate_versions(reference, reference_plate)
     if reference in requested:
-        yield _build_reference_result(reference, reference_plate, device)
+        yield _build_zero_motion_result(reference, reference_plate, device)
     available = sorted(number for number in plates.numbers if plates.has_frame(number))
     for side in ([n for n in available if n > reference], [n for n in available[::-1] if n < reference]):
         side = side[: 1 + max((i for i, n in enumerate(side) if n in requested), default=-1)]
@@ -225,7 +230,7 @@ def follow_plates(
         if plates.readers == 1 and side[0] < reference:
             read = _BlockReader(plates, side, max(1, _BLOCK_BYTES // reference_plate.frame.nbytes)).read
         with ReadAhead(read, lambda plate: plate.frame.nbytes, threads=plates.readers) as reads:
-            for is_stored, group in groupby(side, key=existing.__contains__):
+            for is_stored, group in groupby(side, key=stored_numbers.__contains__):
                 stretch = list(group)
                 if is_stored and read_stored is not None:
                     restored = follower.list_frames_to_restore(stretch)
@@ -236,7 +241,7 @@ def follow_plates(
                             continue
                         plate = reads.wait_and_take_item(number)
                         add_plate_versions(number, plate)
-                        follower.restore_frame(number, plate, read_stored(number))
+                        follower.restore_frame_or_skip_after_cut(number, plate, read_stored(number))
                     continue
                 reads.enqueue_keys(stretch)
                 for number in stretch:
@@ -245,7 +250,9 @@ def follow_plates(
                             plate = reads.wait_and_take_item(number)
                         add_plate_versions(number, plate)
                         with stages.measure("estimate"):
-                            result = follower.follow_frame(number, plate, rounds_to_half=rounds_to_half)
+                            result = follower.track_frame_or_fill_after_cut(
+                                number, plate, rounds_to_half=rounds_to_half
+                            )
                     except (InputError, OSError) as error:
                         result = FrameResult(
                             number, problems=[Problem.from_error(plates.get_frame_name(number), error)]
@@ -308,7 +315,7 @@ def follow_frames(
             raise InputError("frames: expected the display windows of the plates, got window='data'")
         target = resolve_device(device)
         check_fork_safety_and_record_use(target)
-        for result in follow_plates(plates, reference, plates.numbers, estimator, target):
+        for result in iterate_reference_flow_results(plates, reference, plates.numbers, estimator, target):
             layers = result.tensors
             yield FollowedFrame(
                 result.number,

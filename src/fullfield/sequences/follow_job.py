@@ -17,12 +17,12 @@ from fullfield._ledger.versions import ChecksumCache, hash_json_values
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io.oiio import one_thread_a_file
-from fullfield.io.vectors import ENDS_NOTE, read_flow_layers, read_header_entry_as_text
+from fullfield.io.vectors import ENDS_NOTE, read_flow_layers, read_header_entry_or_empty
 from fullfield.ops.devices import resolve_device
-from fullfield.sequences.follow import DIRECTIONS, follow_plates
-from fullfield.sequences.job import collect_parameters_known_in_advance, set_threads_and_prepare_estimator
+from fullfield.sequences.follow import DIRECTIONS, iterate_reference_flow_results
+from fullfield.sequences.job import get_parameters_without_refinement_backend, set_threads_and_build_prepared_estimator
 from fullfield.sequences.names import FrameFiles
-from fullfield.sequences.outputs import Output, WritePlan, copy_to_cpu_as_float32
+from fullfield.sequences.outputs import Output, WritePlan, move_to_cpu_as_float32
 from fullfield.sequences.plates import Plate, Plates, open_found_plates
 from fullfield.sequences.results import FrameReport, FrameResult, Outcome, StageTimes
 from fullfield.sequences.tracking import SCHEDULE
@@ -44,9 +44,10 @@ class FollowJob:
         reading: arguments of :func:`fullfield.io.read_frame` for the plates.
         device: where to compute.
         threads: PyTorch's threads; None: its default.
-        provenance: what the record of every frame says about this job; :meth:`settle_and_plan_missing_frames` sets it.
+        provenance: what the record of every frame says about this job, set by
+            :meth:`write_settings_and_get_job_and_plan`.
         existing: frames from the reference to ``numbers`` whose files are up to date
-            (:meth:`settle_and_plan_missing_frames`).
+            (:meth:`write_settings_and_get_job_and_plan`).
 
     >>> files = find_frame_files("plate.%04d.exr")  # doctest: +SKIP
     >>> job = FollowJob(files, tuple(files.files), 1001, Output("ref.%04d.exr"))  # doctest: +SKIP
@@ -75,32 +76,34 @@ class FollowJob:
             raise InputError(f"reference: expected a frame of {self.frame_files.text}, got {self.reference}")
         return plates
 
-    def set_threads_and_prepare_estimator(self) -> Estimator:
+    def set_threads_and_build_prepared_estimator(self) -> Estimator:
         """Return a new, prepared estimator, and set the number of threads of this process."""
         device = resolve_device(self.device)
-        return set_threads_and_prepare_estimator(self.method, self.config, self.backend, device, threads=self.threads)
+        return set_threads_and_build_prepared_estimator(
+            self.method, self.config, self.backend, device, threads=self.threads
+        )
 
-    def settle_and_plan_missing_frames(
+    def write_settings_and_get_job_and_plan(
         self, estimator: Estimator, plates: Plates, *, overwrite: bool = False
     ) -> tuple[FollowJob, WritePlan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.
 
         Files of another range, between the reference and this one, are compared too, and the run continues from them.
-        The estimator must be prepared. Errors are those of :meth:`Output.write_settings_and_plan_frames`.
+        The estimator must be prepared. Errors are those of :meth:`Output.write_settings_and_st_maps_and_plan_frames`.
         """
         recorded = {
             "plates": self.frame_files.name,
             "reference": self.reference,
             "schedule": SCHEDULE._asdict(),
             "method": estimator.method,
-            "parameters": collect_parameters_known_in_advance(estimator),
+            "parameters": get_parameters_without_refinement_backend(estimator),
             "backend": self.backend,
             "reading": dict(self.reading),
         }
         source = str(Path(self.frame_files.text).absolute())
         numbers = sorted({*self.numbers, *plates.numbers})
         compute_input_checksums = _InputDigests(plates, self.reference)
-        plan = self.output.write_settings_and_plan_frames(
+        plan = self.output.write_settings_and_st_maps_and_plan_frames(
             recorded,
             numbers,
             compute_input_checksums,
@@ -151,7 +154,7 @@ class _InputDigests:
         return {"plates": self._digests.get(number)}
 
 
-def run_follow(
+def write_reference_flow(
     job: FollowJob,
     numbers: Sequence[int],
     estimator: Estimator,
@@ -165,15 +168,15 @@ def run_follow(
     run stops; what is written stays.
 
     Args:
-        job: a settled job (:meth:`FollowJob.settle_and_plan_missing_frames`).
+        job: a settled job (:meth:`FollowJob.write_settings_and_get_job_and_plan`).
         numbers: frames to write.
         estimator: estimator of the job, prepared.
         plates: plates of the job; they are closed at the end.
         report: receives the number of every finished frame, from any thread.
 
-    >>> estimator, plates = job.set_threads_and_prepare_estimator(), job.open_plates()  # doctest: +SKIP
-    >>> job, plan = job.settle_and_plan_missing_frames(estimator, plates)  # doctest: +SKIP
-    >>> outcome = run_follow(job, plan.missing, estimator, plates)  # doctest: +SKIP
+    >>> estimator, plates = job.set_threads_and_build_prepared_estimator(), job.open_plates()  # doctest: +SKIP
+    >>> job, plan = job.write_settings_and_get_job_and_plan(estimator, plates)  # doctest: +SKIP
+    >>> outcome = write_reference_flow(job, plan.missing, estimator, plates)  # doctest: +SKIP
     """
     start_s = time.perf_counter()
     outcome, stages, device = Outcome(), StageTimes(), resolve_device(job.device)
@@ -186,11 +189,11 @@ def run_follow(
         _record_plate_versions(journal, plates, number, plate)
 
     def read_stored(number: int) -> dict[str, Tensor]:
-        path = job.output.path(number)
-        return {} if read_header_entry_as_text(path, ENDS_NOTE) else read_flow_layers(path)
+        path = job.output.get_path(number)
+        return {} if read_header_entry_or_empty(path, ENDS_NOTE) else read_flow_layers(path)
 
     def write(result: FrameResult, event: Any, inputs: dict[str, str | None]) -> bool:
-        layers = copy_to_cpu_as_float32(writers.copy_to_host(result.tensors, event))
+        layers = move_to_cpu_as_float32(writers.copy_to_host_if_on_gpu(result.tensors, event))
         identity = None if result.plate is None else result.plate.identity
         if identity is not None and plates.read_file_stamp(result.number) != identity.stamp:
             raise InputError(f"{plates.get_frame_name(result.number)}: was replaced during the run")
@@ -203,14 +206,14 @@ def run_follow(
 
     try:
         with one_thread_a_file, WriterThreads(outcome, stages, device, report) as writers:
-            results = follow_plates(
+            results = iterate_reference_flow_results(
                 plates,
                 job.reference,
                 numbers,
                 estimator,
                 device,
                 read_stored=read_stored,
-                existing=job.existing.difference(numbers),
+                stored_numbers=job.existing.difference(numbers),
                 rounds_to_half=job.output.dtype == "half",
                 stages=stages,
                 add_plate_versions=add_plate_versions,
@@ -225,9 +228,9 @@ def run_follow(
                     continue
                 size_bytes = sum(tensor.nbytes for tensor in result.tensors.values())
                 inputs = compute_input_checksums(result.number, checksums)
-                path = job.output.path(result.number)
-                task = partial(write, result, writers.record_stream_event(), inputs)
-                writers.submit_write(result.number, path, size_bytes, task)
+                path = job.output.get_path(result.number)
+                task = partial(write, result, writers.record_stream_event_if_cuda(), inputs)
+                writers.wait_and_submit_write(result.number, path, size_bytes, task)
     finally:
         outcome.dead_pictures |= plates.pop_nonfinite_messages()
         plates.close()

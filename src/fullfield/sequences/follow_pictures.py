@@ -27,15 +27,15 @@ class Paint(NamedTuple):
     alpha: Tensor  # [H, W], 0 ... 1
 
 
-def read_paint_picture(path: str | os.PathLike[str]) -> Paint:
+def read_paint_color_and_alpha(path: str | os.PathLike[str]) -> Paint:
     """Read a paint; without an alpha channel it covers everything."""
     raw = read_all_channels(path)
     color = read_frame(path, alpha="apply")
-    alpha = torch.ones_like(color[0]) if raw.alpha is None else raw.pixels[raw.alpha].clamp(0, 1)
+    alpha = torch.ones_like(color[0]) if raw.alpha_index is None else raw.pixels[raw.alpha_index].clamp(0, 1)
     return Paint(color, alpha)
 
 
-def composite_paint(frame: Tensor, paint: Paint, backward: Tensor, occlusion: Tensor) -> Tensor:
+def warp_and_composite_paint(frame: Tensor, paint: Paint, backward: Tensor, occlusion: Tensor) -> Tensor:
     """Lay the paint over a frame [1 or 3, H, W] where the reference shows its surface.
 
     Args:
@@ -50,14 +50,14 @@ def composite_paint(frame: Tensor, paint: Paint, backward: Tensor, occlusion: Te
     return warped[:3] + (1 - warped[3]) * frame
 
 
-def draw_reference_grid(frame: Tensor, backward: Tensor, occlusion: Tensor, step: int) -> Tensor:
-    """Draw the lines of a grid that lies on the reference frame; arguments as for :func:`composite_paint`.
+def draw_reference_grid(frame: Tensor, backward: Tensor, occlusion: Tensor, step_px: int) -> Tensor:
+    """Draw the lines of a grid that lies on the reference frame; arguments as for :func:`warp_and_composite_paint`.
 
     Args:
         frame: display-referred, [1 or 3, H, W].
         backward: [2, H, W], motion from the frame to the reference.
         occlusion: [H, W], probability that the pixel is hidden in the reference.
-        step: distance of the lines in pixels of the reference.
+        step_px: distance of the lines in pixels of the reference.
     """
     height, width = backward.shape[-2:]
     half_width = max(0.75, 1.1 * width / 960)  # still a pixel wide where the page reduces the picture
@@ -66,13 +66,15 @@ def draw_reference_grid(frame: Tensor, backward: Tensor, occlusion: Tensor, step
     visible = (occlusion < _HIDDEN_OCCLUSION).float()
     positions = (columns + backward[0], _COLUMN_COLOR), (rows[:, None] + backward[1], _ROW_COLOR)
     for position, color in positions:
-        distance = (torch.remainder(position, step) - step / 2).abs()  # lines in the middle of each step
+        distance = (torch.remainder(position, step_px) - step_px / 2).abs()  # lines in the middle of each step
         cover = (half_width + 0.5 - distance).clamp(0, 1).nan_to_num() * visible
         picture = torch.lerp(picture, torch.tensor(color, dtype=torch.float32).view(3, 1, 1), cover)
     return picture
 
 
-def draw_paint_or_grid(view_frame: ViewFrame, *, paint: Paint | None = None, grid_px: int | None = None) -> ViewFrame:
+def draw_paint_or_grid_and_hide_occluded(
+    view_frame: ViewFrame, *, paint: Paint | None = None, grid_px: int | None = None
+) -> ViewFrame:
     """Return a frame of a page with the paint, or else the grid, drawn on it, and the layers on its own pixels.
 
     Args:
@@ -100,6 +102,6 @@ def draw_paint_or_grid(view_frame: ViewFrame, *, paint: Paint | None = None, gri
         sizes = [f"{shape[1]}x{shape[0]}" for shape in (occlusion.shape, paint.alpha.shape)]
         raise InputError(f"paint: expected the size of the reference, {sizes[0]}, got {sizes[1]}")
     else:
-        frame = composite_paint(frame, paint, backward, occlusion)
+        frame = warp_and_composite_paint(frame, paint, backward, occlusion)
     visible = backward.masked_fill(occlusion >= _HIDDEN_OCCLUSION, float("nan"))
     return ViewFrame(view_frame.number, frame, dict(zip(names, (visible, occlusion, confidence), strict=True)))

@@ -17,10 +17,10 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 
 from fullfield._check import InputError
-from fullfield.sequences.follow_job import FollowJob, run_follow
+from fullfield.sequences.follow_job import FollowJob, write_reference_flow
 from fullfield.sequences.names import format_frames
 from fullfield.sequences.results import FrameReport, Outcome, Problem
-from fullfield.sequences.worker import ParentPipe, run_until_parent_ends_then_exit
+from fullfield.sequences.worker import ParentPipe, run_task_and_send_errors_then_exit
 
 _MAX_DEATHS = 2  # processes that may die of a side before it is given up
 
@@ -41,7 +41,9 @@ class _Worker:
     def __init__(self, device: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, worker_pipe = context.Pipe()
-        self.process = context.Process(target=_run_worker_process, args=(worker_pipe, device, threads), daemon=True)
+        self.process = context.Process(
+            target=_write_sides_until_parent_ends, args=(worker_pipe, device, threads), daemon=True
+        )
         self.process.start()
         worker_pipe.close()
         self.device = device
@@ -53,7 +55,7 @@ class _Worker:
         with contextlib.suppress(OSError):  # a dead process is noticed when its messages are read
             self.pipe.send((side.job, side.numbers))
 
-    def terminate_or_join_process(self) -> None:
+    def terminate_if_busy_and_join_process(self) -> None:
         """End the process; at once where it still has frames."""
         if self.side is not None:
             self.process.terminate()
@@ -72,8 +74,8 @@ def write_reference_flows_on_devices(
     The files are those that one device writes. When a process dies, another one repeats its side.
 
     Args:
-        jobs_with_frames: for each reference its settled job (:meth:`FollowJob.settle_and_plan_missing_frames`) and the
-            frames to write.
+        jobs_with_frames: for each reference its settled job
+            (:meth:`FollowJob.write_settings_and_get_job_and_plan`) and the frames to write.
         devices: one process computes on each.
         report_frame: receives the number of every finished frame.
 
@@ -99,7 +101,7 @@ def write_reference_flows_on_devices(
                 worker = next(worker for worker in workers if worker.pipe is pipe)
                 if not _receive_and_apply_message_if_alive(worker, outcomes, report_frame):
                     workers.remove(worker)
-                    _requeue_or_give_up_side(worker, outcomes, remaining)
+                    _requeue_side_or_record_problem(worker, outcomes, remaining)
                     if remaining:
                         worker = _Worker(worker.device, threads)
                         workers.append(worker)
@@ -108,7 +110,7 @@ def write_reference_flows_on_devices(
                     worker.assign_and_send_side(remaining.popleft())
     finally:
         for worker in workers:
-            worker.terminate_or_join_process()
+            worker.terminate_if_busy_and_join_process()
     return [outcome.sort_warn_and_set_wall_time(start_s) for outcome in outcomes]
 
 
@@ -141,7 +143,7 @@ def _receive_and_apply_message_if_alive(
     return True
 
 
-def _requeue_or_give_up_side(
+def _requeue_side_or_record_problem(
     worker: _Worker, outcomes: Sequence[Outcome], remaining_sides: deque[_ReferenceSide]
 ) -> None:
     """Return the side of a dead process to the remaining ones; the second time, record a problem instead."""
@@ -157,15 +159,15 @@ def _requeue_or_give_up_side(
     outcomes[side.position].problems.append(Problem(f"frames {format_frames(side.numbers)}", reason))
 
 
-def _run_worker_process(connection: Connection, device: str, threads: int) -> None:
+def _write_sides_until_parent_ends(connection: Connection, device: str, threads: int) -> None:
     """Run the process: receive sides, send frames and outcomes, until the pipe is closed."""
-    run_until_parent_ends_then_exit(connection, partial(_follow_received_sides, device, threads))
+    run_task_and_send_errors_then_exit(connection, partial(_write_received_sides_forever, device, threads))
 
 
-def _follow_received_sides(device: str, threads: int, pipe: ParentPipe) -> None:
+def _write_received_sides_forever(device: str, threads: int, pipe: ParentPipe) -> None:
     estimator = None
     while True:
         job, numbers = pipe.receive()
         job = replace(job, device=device, threads=threads if job.threads is None else job.threads)
-        estimator = estimator or job.set_threads_and_prepare_estimator()
-        pipe.send("outcome", run_follow(job, numbers, estimator, job.open_plates(), report=pipe.report_frame))
+        estimator = estimator or job.set_threads_and_build_prepared_estimator()
+        pipe.send("outcome", write_reference_flow(job, numbers, estimator, job.open_plates(), report=pipe.report_frame))

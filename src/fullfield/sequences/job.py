@@ -21,7 +21,7 @@ from fullfield.sequences.plates import Plates, open_found_plates
 from fullfield.sequences.settings import ShotSettings
 
 
-def set_threads_and_prepare_estimator(
+def set_threads_and_build_prepared_estimator(
     method: str, config: Any, backend: str | None, device: torch.device, *, scale: str = "1", threads: int | None = None
 ) -> Estimator:
     """Return a new, prepared estimator, and set the number of threads of this process; None leaves it."""
@@ -34,7 +34,7 @@ def set_threads_and_prepare_estimator(
     return estimator
 
 
-def collect_parameters_known_in_advance(estimator: Estimator) -> dict[str, Any]:
+def get_parameters_without_refinement_backend(estimator: Estimator) -> dict[str, Any]:
     """Return the parameters without the refinement's backend, which is only known after the first flow."""
     parameters = dict(estimator.parameters)
     if isinstance(parameters.get("refinement"), dict):
@@ -54,7 +54,8 @@ class ShotJob:
         method, config, backend: the estimator, as :func:`fullfield.estimate` takes it.
         reading: arguments of :func:`fullfield.io.read_frame` for the plates.
         threads: PyTorch's threads in each process; None: its default.
-        provenance: what the record of every frame says about this job; :meth:`settle_and_plan_missing_frames` sets it.
+        provenance: what the record of every frame says about this job, set by
+            :meth:`write_settings_and_get_job_and_plan`.
     """
 
     frame_files: FrameFiles
@@ -72,19 +73,19 @@ class ShotJob:
         """Open the plates in this process."""
         return open_found_plates(self.frame_files, self.numbers, **self.reading)
 
-    def set_threads_and_prepare_estimator(self) -> Estimator:
+    def set_threads_and_build_prepared_estimator(self) -> Estimator:
         """Return a new, prepared estimator, and set the number of threads of this process."""
         settings = self.settings
-        return set_threads_and_prepare_estimator(
+        return set_threads_and_build_prepared_estimator(
             self.method, self.config, self.backend, settings.torch_device, scale=settings.scale, threads=self.threads
         )
 
-    def settle_and_plan_missing_frames(
+    def write_settings_and_get_job_and_plan(
         self, estimator: Estimator, plates: Plates, *, overwrite: bool = False
     ) -> tuple[ShotJob, WritePlan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.
 
-        The estimator must be prepared. Errors are those of :meth:`Output.write_settings_and_plan_frames`.
+        The estimator must be prepared. Errors are those of :meth:`Output.write_settings_and_st_maps_and_plan_frames`.
         """
 
         def compute_input_checksums(number: int, checksums: ChecksumCache) -> dict[str, str | None]:
@@ -97,7 +98,7 @@ class ShotJob:
             return inputs | {f"mask {n - number}": get(mask) for n, mask in masks.items() if mask is not None}
 
         recorded = self._collect_recorded_settings(estimator)
-        plan = self.output.write_settings_and_plan_frames(
+        plan = self.output.write_settings_and_st_maps_and_plan_frames(
             recorded,
             sorted(self.numbers),
             compute_input_checksums,
@@ -115,7 +116,7 @@ class ShotJob:
         return {
             "plates": self.frame_files.name,
             "method": estimator.method,
-            "parameters": collect_parameters_known_in_advance(estimator),
+            "parameters": get_parameters_without_refinement_backend(estimator),
             "backend": self.backend,
             "direction": settings.direction,
             "step": settings.step,

@@ -61,8 +61,8 @@ def chain_flows(first: Tensor, second: Tensor) -> Tensor:
     return (first + following).masked_fill(~inside, float("nan"))
 
 
-def accumulate_flow_to_reference(
-    reference: int, numbers: Sequence[int], forward: ReadFlow, backward: ReadFlow
+def iterate_accumulated_flow_to_reference(
+    reference: int, numbers: Sequence[int], read_forward: ReadFlow, read_backward: ReadFlow
 ) -> Iterator[tuple[int, Tensor | InputError]]:
     """Yield for each frame the displacement [2, H, W] of its pixels to the frame ``reference``.
 
@@ -71,7 +71,7 @@ def accumulate_flow_to_reference(
     InputError that says so. The reference frame itself is not yielded.
     """
     requested = set(numbers)
-    for step, read, last in ((1, backward, max(requested)), (-1, forward, min(requested))):
+    for step, read, last in ((1, read_backward, max(requested)), (-1, read_forward, min(requested))):
         total: Tensor | InputError | None = None
         for number in range(reference + step, last + step, step):
             if not isinstance(total, InputError):
@@ -100,7 +100,7 @@ class _SampledColors(NamedTuple):
     agreement: Tensor  # [H, W], 0 to 1: of the vectors with the frame's own flow
 
 
-def interpolate_picture(
+def interpolate_picture_and_visibility(
     first: Tensor,
     second: Tensor,
     forward: Tensor,
@@ -131,13 +131,13 @@ def interpolate_picture(
         return InterpolatedPicture((second if time else first).clone(), visible)
     flow1, flow2 = (fill_unknown_vectors(flow, flow.isfinite().all(0)) for flow in (forward, backward))
     motions = (  # from the first frame to the second, at the pixels of the picture in between
-        _splat_flow_to_time(time, flow1, flow2, forward.isfinite().all(0)),
-        -_splat_flow_to_time(1 - time, flow2, flow1, backward.isfinite().all(0)),
+        _splat_flow_to_time_and_fill_holes(time, flow1, flow2, forward.isfinite().all(0)),
+        -_splat_flow_to_time_and_fill_holes(1 - time, flow2, flow1, backward.isfinite().all(0)),
     )
     looks = []
     for motion in motions:
-        looks.append(_sample_along_motion(first, flow1, motion, time, valid[0]))
-        looks.append(_sample_along_motion(second, flow2, -motion, 1 - time, valid[1]))
+        looks.append(_sample_colors_and_weights_along_motion(first, flow1, motion, time, valid[0]))
+        looks.append(_sample_colors_and_weights_along_motion(second, flow2, -motion, 1 - time, valid[1]))
     support = torch.stack([look.agreement * (look.weight > 0) for look in looks]).amax(0)
     total = torch.zeros_like(first)
     weights = torch.zeros(first.shape[-2:], dtype=torch.float32, device=first.device)
@@ -166,7 +166,7 @@ def _replace_by_local_median_inplace(picture: Tensor, selected: Tensor) -> None:
         plane[rows, columns] = plane.flatten()[indices].median(0).values
 
 
-def _splat_flow_to_time(time: float, flow: Tensor, opposite_flow: Tensor, is_known: Tensor) -> Tensor:
+def _splat_flow_to_time_and_fill_holes(time: float, flow: Tensor, opposite_flow: Tensor, is_known: Tensor) -> Tensor:
     """Return the vectors [2, H, W] of a flow at the pixels that they reach at a time."""
     returned, is_inside = warp_image(opposite_flow, flow)
     trust = torch.exp(-(flow + returned).norm(dim=0)) * is_inside * is_known
@@ -174,7 +174,7 @@ def _splat_flow_to_time(time: float, flow: Tensor, opposite_flow: Tensor, is_kno
     return fill_unknown_vectors(vectors, coverage > _MIN_COVERAGE)
 
 
-def _sample_along_motion(
+def _sample_colors_and_weights_along_motion(
     image: Tensor, flow: Tensor, motion: Tensor, distance: float, valid: Tensor | None
 ) -> _SampledColors:
     """Sample a frame ``distance`` before the picture in between, whose pixels have that motion after the frame."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullfield._check import InputError
-from fullfield.io.names import FRAME_SUFFIXES, STACK_SUFFIXES, get_separate_mask_file
+from fullfield.io.names import FRAME_SUFFIXES, STACK_SUFFIXES, get_separate_mask_file_or_none
 
 MAX_FRAMES = 1_000_000
 """Limit of one range; more is a slip of the keyboard."""
@@ -19,14 +19,14 @@ _NUMBER = "-?[0-9]{1,18}"
 _RANGE_ITEM = re.compile(f"({_NUMBER})(?:-({_NUMBER})(?:([xy:])({_NUMBER}))?)?")
 
 
-def parse_frames(text: str, name: str = "frames") -> list[int]:
+def parse_frames(text: str, argument_name: str = "frames") -> list[int]:
     """Return the frames of a range in ascending order, each once.
 
     Parts are separated by commas or spaces: ``7``; ``1001-1100`` (also ``1100-1001``); ``1-10x2``, every second frame
     from the first one named; ``1-10y3``, fileseq's other frames, those that ``x3`` leaves out; ``1-10:3``, fileseq's
     staggered order, which has all frames. Numbers may be negative: ``-5--1``.
 
-    Raises InputError, which calls the range ``name``.
+    Raises InputError, which calls the range ``argument_name``.
 
     >>> parse_frames("1001-1005x2,1010")
     [1001, 1003, 1005, 1010]
@@ -35,14 +35,14 @@ def parse_frames(text: str, name: str = "frames") -> list[int]:
     for item in re.split(r"[,\s]+", text.strip()):
         match = _RANGE_ITEM.fullmatch(item)
         if match is None:
-            raise InputError(f"{name}: expected frames such as 1001-1100, 1-10x2 or 1-10,20, got {text!r}")
+            raise InputError(f"{argument_name}: expected frames such as 1001-1100, 1-10x2 or 1-10,20, got {text!r}")
         first = int(match[1])
         last = first if match[2] is None else int(match[2])
         step = 1 if match[4] is None else abs(int(match[4]))
         if step == 0:
-            raise InputError(f"{name}: expected a step other than 0, got {item!r}")
+            raise InputError(f"{argument_name}: expected a step other than 0, got {item!r}")
         if abs(last - first) // (step if match[3] == "x" else 1) >= MAX_FRAMES:
-            raise InputError(f"{name}: expected at most {MAX_FRAMES} frames, got {item!r}")
+            raise InputError(f"{argument_name}: expected at most {MAX_FRAMES} frames, got {item!r}")
         sign = 1 if last >= first else -1
         span = range(first, last + sign, sign)
         if match[3] == "y":
@@ -50,9 +50,9 @@ def parse_frames(text: str, name: str = "frames") -> list[int]:
         else:
             frames.update(span if match[3] == ":" else span[::step])
         if len(frames) > MAX_FRAMES:
-            raise InputError(f"{name}: expected at most {MAX_FRAMES} frames, got more")
+            raise InputError(f"{argument_name}: expected at most {MAX_FRAMES} frames, got more")
     if not frames:
-        raise InputError(f"{name}: expected at least one frame, got {text!r}")
+        raise InputError(f"{argument_name}: expected at least one frame, got {text!r}")
     return sorted(frames)
 
 
@@ -111,7 +111,7 @@ class FramePattern:
         folder, name = os.path.split(text)
         if _FIELD.search(folder) and not Path(folder).is_dir():  # a folder may be called that
             raise InputError(f"{text}: expected the frame number in the name of the file, got it in that of a folder")
-        field = _find_number_field(text, name)
+        field = _find_single_number_field_or_raise(text, name)
         if field[2] is not None:
             digits = 4 if len(field[2]) == 1 else len(field[2])
         elif field[3] is not None:
@@ -152,14 +152,14 @@ class FramePattern:
         return dict(sorted(files.items()))
 
 
-def _find_number_field(text: str, name: str) -> re.Match[str]:
+def _find_single_number_field_or_raise(pattern_text: str, file_name: str) -> re.Match[str]:
     """Return the field for the frame number in a file name; a single ``#`` or ``@`` may be part of the name."""
-    fields = list(_FIELD.finditer(name))
+    fields = list(_FIELD.finditer(file_name))
     explicit = [field for field in fields if field[0] not in ("#", "@")]
     if len(explicit) == 1 or (not explicit and len(fields) == 1):
         return (explicit or fields)[0]
     count = len(fields) or "none"
-    raise InputError(f"{text}: expected one field for the frame number, such as %04d or ####, got {count}")
+    raise InputError(f"{pattern_text}: expected one field for the frame number, such as %04d or ####, got {count}")
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class FrameFiles:
         """Name of the sequence without its folder; that of the pattern where there is one."""
         return Path(self.text).absolute().name if self.pattern is None else self.pattern.name
 
-    def path(self, number: int) -> str:
+    def get_path(self, number: int) -> str:
         """Return the file name of a frame, whether it exists or not; of a video, a name for messages."""
         if number in self.files:
             return str(self.files[number])
@@ -197,15 +197,15 @@ def has_number_field(text: str) -> bool:
 
 def resolve_mask_for_frame(mask: str | None, number: int) -> str | None:
     """Return the mask to read for a frame: a pattern of files gets the frame's number, anything else stays."""
-    file = get_separate_mask_file(mask)
+    file = get_separate_mask_file_or_none(mask)
     if mask is None or file is None or not has_number_field(file):
         return mask
     return FramePattern.parse(file).format_path(number) + mask[len(file) :]
 
 
-def normalize_mask_without_folder(mask: str) -> str:
+def normalize_mask_name_without_folder(mask: str) -> str:
     """Return the name of a mask without its folder, the same for every spelling of its field for the number."""
-    file = get_separate_mask_file(mask)
+    file = get_separate_mask_file_or_none(mask)
     if file is None:
         return mask
     name = FramePattern.parse(file).name if has_number_field(file) else Path(file).name
@@ -232,22 +232,22 @@ def find_frame_files(text: str) -> FrameFiles:
         if path.suffix.lower() in VIDEO_SUFFIXES:
             return FrameFiles(text, {}, video=text)
         if path.suffix.lower() in STACK_SUFFIXES:
-            from fullfield.io.stacks import count_pictures
+            from fullfield.io.stacks import count_stack_pictures_or_one
 
-            if count_pictures(text) > 1:
+            if count_stack_pictures_or_one(text) > 1:
                 return FrameFiles(text, {}, video=text)
         match = _NUMBERED.fullmatch(path.stem)
         hint = "" if match is None else f", such as {match[1]}{'#' * max(len(match[2]), 2)}{match[3]}{path.suffix}"
         raise InputError(f"{text}: is one frame; a sequence is a pattern{hint}, a folder or a glob")
     if path.exists() and not path.is_dir():
-        from fullfield.io.files import require_nonempty_file
+        from fullfield.io.files import require_nonempty_file_and_get_bytes
 
-        require_nonempty_file(path)  # a pipe, a device or a socket
+        require_nonempty_file_and_get_bytes(path)  # a pipe, a device or a socket
     if path.suffix.lower() in VIDEO_SUFFIXES and not has_number_field(text):
         raise InputError(f"{text}: no such file")
     if path.is_dir():
         frames = [p for p in path.iterdir() if p.suffix.lower() in FRAME_SUFFIXES and not p.name.startswith(".")]
-        return _group_files_into_sequence(text, [p for p in frames if p.is_file()])
+        return _build_single_sequence_or_raise(text, [p for p in frames if p.is_file()])
     spelled, requested = text, None
     suffix_range = _OUTER.fullmatch(text)
     if suffix_range is not None and has_number_field(suffix_range[1]):
@@ -261,17 +261,17 @@ def find_frame_files(text: str) -> FrameFiles:
         pattern = FramePattern.parse(spelled)
         files = pattern.find_files_by_number()
         if not files:
-            raise InputError(f"{text}: no such file{_suggest_other_digits(pattern)}")
+            raise InputError(f"{text}: no such file{_describe_files_with_other_digits(pattern)}")
         return FrameFiles(text, files, pattern, requested=requested)
     if glob.has_magic(text):
         folder, name = os.path.split(text)
         literal = os.path.join(glob.escape(folder), name) if Path(folder).is_dir() else text  # noqa: PTH118
         matches = [Path(name) for name in glob.glob(literal)]  # noqa: PTH207 - Path.glob takes no absolute pattern
-        return _group_files_into_sequence(text, [p for p in matches if p.is_file()])
+        return _build_single_sequence_or_raise(text, [p for p in matches if p.is_file()])
     raise InputError(f"{text}: no such file or folder")
 
 
-def _suggest_other_digits(pattern: FramePattern) -> str:
+def _describe_files_with_other_digits(pattern: FramePattern) -> str:
     """Return a hint for errors: files of the pattern with other digits."""
     files = FramePattern(pattern.before, 1, pattern.after, any_padding=True).find_files_by_number()
     if not files:
@@ -280,7 +280,7 @@ def _suggest_other_digits(pattern: FramePattern) -> str:
     return f"; the folder has {first} and {len(files) - 1} more with other digits"
 
 
-def _group_files_into_sequence(text: str, files: list[Path]) -> FrameFiles:
+def _build_single_sequence_or_raise(text: str, files: list[Path]) -> FrameFiles:
     """Return files as one sequence, numbered by the last number of their names."""
     groups: dict[tuple[str, str], dict[int, Path]] = {}
     unnumbered: list[Path] = []
@@ -310,18 +310,20 @@ def _group_files_into_sequence(text: str, files: list[Path]) -> FrameFiles:
     return FrameFiles(text, dict(sorted(numbered.items())), FramePattern(before, min(widths), after, True))
 
 
-def choose_frame_numbers(frame_files: FrameFiles, text: str | None, name: str = "--frames") -> list[int]:
+def choose_requested_or_all_frame_numbers(
+    frame_files: FrameFiles, range_text: str | None, argument_name: str = "--frames"
+) -> list[int]:
     """Return the frames to work on.
 
-    They are those of the range ``text``, else those of the sequence's own spelling, else all that exist. Raise
+    They are those of the range ``range_text``, else those of the sequence's own spelling, else all that exist. Raise
     InputError where none of them exists.
     """
-    requested = frame_files.requested if text is None else parse_frames(text, name)
+    requested = frame_files.requested if range_text is None else parse_frames(range_text, argument_name)
     if frame_files.video is not None or requested is None:
         return list(frame_files.files) if requested is None else requested
     if not any(number in frame_files.files for number in requested):
         existing = format_frames(frame_files.files)
         raise InputError(
-            f"{name}: none of the frames {format_frames(requested)} exists; {frame_files.text} has {existing}"
+            f"{argument_name}: none of the frames {format_frames(requested)} exists; {frame_files.text} has {existing}"
         )
     return requested

@@ -30,18 +30,18 @@ from fullfield.io.files import join_to_one_line, remove_abandoned_temporary_file
 from fullfield.io.flow_formats import ST_MAP_NOTE, Y_NOTE
 from fullfield.io.image import FrameReader
 from fullfield.io.names import EXR_COMPRESSIONS_WITH_LOSS
-from fullfield.io.oiio import Header, one_thread_a_file, open_source
+from fullfield.io.oiio import Header, one_thread_a_file, open_image_source
 from fullfield.io.scanlines import Scanlines
 from fullfield.io.vectors import (
     ENDS_NOTE,
     INCOMPLETE_NOTE,
     VALID,
     pack_layers_into_scanlines,
-    read_flow_direction,
-    read_header_entry_as_text,
+    read_flow_direction_with_unknown_as_nan,
+    read_header_entry_or_empty,
     write_scanlines_atomically,
 )
-from fullfield.sequences.names import FramePattern, normalize_mask_without_folder
+from fullfield.sequences.names import FramePattern, normalize_mask_name_without_folder
 from fullfield.sequences.results import FrameResult
 
 Inputs = Callable[[int, ChecksumCache], Mapping[str, "str | None"]]
@@ -87,7 +87,7 @@ class Output:
         """Return the suffix of the files, in lower case."""
         return Path(self.pattern).suffix.lower()
 
-    def path(self, number: int) -> str:
+    def get_path(self, number: int) -> str:
         """Return the name of a frame's file."""
         return FramePattern.parse(self.pattern).format_path(number)
 
@@ -103,7 +103,7 @@ class Output:
         stem = truncate_to_bytes(name.rstrip("._- "), _NAME_BYTES)
         return Path(folder) / f"{stem}{'.' if stem else ''}{self.suffix[1:]}.fullfield"
 
-    def st_map_path(self, number: int) -> str | None:
+    def get_st_map_path_or_none(self, number: int) -> str | None:
         """Return the name of a frame's ST map."""
         return None if self.st_map is None else FramePattern.parse(self.st_map).format_path(number)
 
@@ -113,24 +113,26 @@ class Output:
 
     def is_frame_complete(self, number: int) -> bool:
         """Return whether the frame has a file with every direction; files appear only when they are complete."""
-        path = Path(self.path(number))
+        path = Path(self.get_path(number))
         if not path.is_file() or path.stat().st_size == 0:
             return False
         try:
-            return self.suffix != ".exr" or not read_header_entry_as_text(path, INCOMPLETE_NOTE)
+            return self.suffix != ".exr" or not read_header_entry_or_empty(path, INCOMPLETE_NOTE)
         except InputError:
             return False
 
-    def read_stored_flow(self, first: int, second: int, offsets: Mapping[str, int]) -> Tensor | None:
+    def read_stored_flow_or_none(
+        self, first: int, second: int, offsets_by_direction: Mapping[str, int]
+    ) -> Tensor | None:
         """Return the flow between two frames from its file; None where there is none."""
-        direction = next((name for name, offset in offsets.items() if second - first == offset), None)
+        direction = next((name for name, offset in offsets_by_direction.items() if second - first == offset), None)
         if direction is None or not self.is_frame_complete(first):
             return None
         layer = {"layer": direction} if self.suffix == ".exr" else {}
-        return read_flow(self.path(first), **layer).flow  # type: ignore[arg-type]
+        return read_flow(self.get_path(first), **layer).flow  # type: ignore[arg-type]
 
     @property
-    def stores_exact_vectors(self) -> bool:
+    def is_lossless_float_exr(self) -> bool:
         """True where ST maps of the stored vectors equal those of the estimated ones."""
         return self.suffix == ".exr" and self.dtype != "half" and self.compression not in EXR_COMPRESSIONS_WITH_LOSS
 
@@ -160,8 +162,8 @@ class Output:
         The layers are on the CPU. For a frame that is one EXR file, they may be its lines. ``direction`` is that of the
         ST map, and of a file that holds only one.
         """
-        path, st_map_checksum = self.path(result.number), None
-        st_map = self.st_map_path(result.number)
+        path, st_map_checksum = self.get_path(result.number), None
+        st_map = self.get_st_map_path_or_none(result.number)
         if isinstance(layers, Mapping) and st_map is not None:
             write_st_map(st_map, layers[direction], window=result.window)
             st_map_checksum = compute_sampled_checksum(st_map)
@@ -184,10 +186,14 @@ class Output:
 
     def build_run_provenance(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what every record of a run says: its settings, the checksum of the weights, the version."""
-        plain, weights = self._split_off_weights_checksum(settings)
-        return {"settings": hash_json_values(_normalize_settings(plain)), "weights": weights, "version": __version__}
+        plain, weights = self._add_own_settings_and_split_off_weights(settings)
+        return {
+            "settings": hash_json_values(_normalize_mask_in_settings(plain)),
+            "weights": weights,
+            "version": __version__,
+        }
 
-    def _split_off_weights_checksum(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    def _add_own_settings_and_split_off_weights(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Return the settings as they are noted, and the checksum of the weights, which is noted for each frame."""
         mine = {name: value for name, value in asdict(self).items() if name not in ("pattern", "st_map")}
         plain: dict[str, Any] = json.loads(json.dumps({**settings, **mine}))
@@ -195,7 +201,7 @@ class Output:
         weights = parameters.pop(_WEIGHTS, None) if isinstance(parameters, dict) else None
         return plain, weights
 
-    def write_settings_and_plan_frames(
+    def write_settings_and_st_maps_and_plan_frames(
         self,
         settings: Mapping[str, Any],
         numbers: Sequence[int],
@@ -225,14 +231,14 @@ class Output:
         """
         file = self._settings_file
         # In this order: a run that begins now writes the settings before its frames.
-        existing = [number for number in numbers if Path(self.path(number)).exists()]
+        existing = [number for number in numbers if Path(self.get_path(number)).exists()]
         has_settings = file.read_if_exists() is not None
         if not has_settings and existing and not overwrite:
             raise InputError(
-                f"{self.path(existing[0])}: exists, and no {self.settings_path} says how it was made; {_ADVICE}"
+                f"{self.get_path(existing[0])}: exists, and no {self.settings_path} says how it was made; {_ADVICE}"
             )
         file.write_or_check_and_return_previous(
-            {"settings": self._split_off_weights_checksum(settings)[0], "source": source},
+            {"settings": self._add_own_settings_and_split_off_weights(settings)[0], "source": source},
             has_results=lambda: has_settings and not self._has_no_frames(),
             advice=_ADVICE,
             overwrite=overwrite,
@@ -240,11 +246,11 @@ class Output:
         records, plan = Records(self.records_folder), WritePlan(list(numbers))
         if not overwrite:
             needs_st_map = {*(numbers if st_map_numbers is None else st_map_numbers)} if self.st_map else set[int]()
-            plan, st_map_records = self._plan_missing_and_outdated_from_records(
+            plan, st_map_records = self._plan_frames_and_find_st_map_records(
                 settings, numbers, inputs, start, records, needs_st_map
             )
             self._check_st_maps_are_replaceable([*plan.missing, *st_map_records])
-            self._write_st_maps_from_frames(st_map_records, st_map_direction)
+            self._write_and_record_st_maps_from_frames(st_map_records, st_map_direction)
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             with suppress(PermissionError):  # a folder may be writable but not readable
                 remove_abandoned_temporary_files(folder)
@@ -259,15 +265,15 @@ class Output:
             if Path(path).is_file() and Path(path).stat().st_size and not _has_st_map_note(path):
                 raise InputError(f"{path}: was not written by fullfield; {_ADVICE}")
 
-    def _write_st_maps_from_frames(self, records: Mapping[int, Record], direction: str) -> None:
+    def _write_and_record_st_maps_from_frames(self, records: Mapping[int, Record], direction: str) -> None:
         """Write ST maps from stored frames, and record them; ``records`` are those of the frames' files."""
         journal = self.open_journal()
 
         def write_and_record(number: int) -> None:
-            path, st_map = self.path(number), str(self.st_map_path(number))
-            with open_source(Path(path), "openexr", "vectors") as source:
-                window = source.get_first_part().window
-            write_st_map(st_map, read_flow_direction(path, direction, window="data"), window=window)
+            path, st_map = self.get_path(number), str(self.get_st_map_path_or_none(number))
+            with open_image_source(Path(path), "openexr", "vectors") as source:
+                window = source.get_first_part_or_raise().window
+            write_st_map(st_map, read_flow_direction_with_unknown_as_nan(path, direction, window="data"), window=window)
             checksum = compute_sampled_checksum(st_map)
             journal.add_record(path, records[number]._replace(st_map_checksum=checksum))
 
@@ -281,7 +287,7 @@ class Output:
         except PermissionError:  # a folder may be writable but not readable
             return False
 
-    def _find_records_of_other_runs(self, path: Path) -> list[Record]:
+    def _reread_records_until_file_is_stable(self, path: Path) -> list[Record]:
         """Return the records of a file that another run may have written after the notes were read."""
         while True:
             before = read_stamp_if_exists(path)
@@ -289,7 +295,7 @@ class Output:
             if records or read_stamp_if_exists(path) == before:
                 return records
 
-    def _plan_missing_and_outdated_from_records(
+    def _plan_frames_and_find_st_map_records(
         self,
         settings: Mapping[str, Any],
         numbers: Sequence[int],
@@ -303,11 +309,13 @@ class Output:
         plan, current_digests, all_numbers = WritePlan(), dict[int, str](), set(numbers)
         st_map_records: dict[int, Record] = {}
         for number in numbers:
-            path = Path(self.path(number))
+            path = Path(self.get_path(number))
             if not path.exists() or (path.is_file() and path.stat().st_size == 0):
                 plan.missing.append(number)
                 continue
-            frame_records = records.find_records_of_current_file(str(path)) or self._find_records_of_other_runs(path)
+            frame_records = records.find_records_of_current_file(
+                str(path)
+            ) or self._reread_records_until_file_is_stable(path)
             if not frame_records:
                 raise InputError(
                     f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"
@@ -315,15 +323,17 @@ class Output:
             expected = {**run_provenance, "inputs": dict(inputs(number, records.checksums)), "start": None}
             if start is not None and number - start in all_numbers:
                 expected["start"] = current_digests.get(number - start, "made again")
-            reasons = [self._find_reason_outdated(number, record, expected) for record in frame_records]
+            reasons = [self._find_outdated_reason_or_empty(number, record, expected) for record in frame_records]
             current_records = [record for record, reason in zip(frame_records, reasons, strict=True) if not reason]
             if current_records:
                 current_digests[number] = hash_json_values(expected)
-                st_map_checksum = records.checksums.get_or_compute_checksum_if_readable(self.st_map_path(number))
+                st_map_checksum = records.checksums.get_or_compute_checksum_if_readable(
+                    self.get_st_map_path_or_none(number)
+                )
                 recorded_checksums = {record.st_map_checksum for record in current_records} - {None}
                 if number not in needs_st_map or st_map_checksum in recorded_checksums:
                     continue
-                if self.stores_exact_vectors:
+                if self.is_lossless_float_exr:
                     st_map_records[number] = current_records[-1]
                     continue
                 reasons = ["without ST map" if st_map_checksum is None else "ST map changed"]
@@ -333,7 +343,7 @@ class Output:
         plan.st_maps = list(st_map_records)
         return plan, st_map_records
 
-    def _find_reason_outdated(self, number: int, record: Record, expected: Mapping[str, Any]) -> str:
+    def _find_outdated_reason_or_empty(self, number: int, record: Record, expected: Mapping[str, Any]) -> str:
         """Return why a stored frame is out of date; empty where it is not."""
         reasons = {
             "settings": "made with other settings",
@@ -347,12 +357,12 @@ class Output:
                 return reason
         return "" if self.is_frame_complete(number) else "incomplete"
 
-    def read_plates_name_if_recorded(self) -> str | None:
+    def read_plates_path_if_recorded(self) -> str | None:
         """Return where the plates were, by the notes beside the files."""
         notes = self._settings_file.read_if_exists()
         return None if notes is None or not notes.get("source") else str(notes["source"])
 
-    def read_and_check_settings(self) -> dict[str, Any]:
+    def read_and_check_settings_or_empty(self) -> dict[str, Any]:
         """Return the settings of the run that wrote the files, by the notes beside them; empty without notes.
 
         Raises:
@@ -375,7 +385,7 @@ class Output:
             "the settings of a shot",
             subject=self.pattern,
             entries={"settings": "object"},
-            select_binding_settings=lambda content: _normalize_settings(content["settings"]),
+            select_binding_settings=lambda content: _normalize_mask_in_settings(content["settings"]),
             parameters_advice="give the same --preset and options",
         )
 
@@ -383,18 +393,18 @@ class Output:
 def _has_st_map_note(path: str) -> bool:
     """Return whether the header says that fullfield wrote the ST map."""
     with suppress(InputError):
-        return bool(read_header_entry_as_text(path, ST_MAP_NOTE))
+        return bool(read_header_entry_or_empty(path, ST_MAP_NOTE))
     return False
 
 
-def _normalize_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize_mask_in_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return stored settings with one spelling for each mask."""
     reading = settings.get("reading")
     if not isinstance(reading, Mapping) or not isinstance(reading.get("mask"), str):
         return dict(settings)
-    return {**settings, "reading": {**reading, "mask": normalize_mask_without_folder(reading["mask"])}}
+    return {**settings, "reading": {**reading, "mask": normalize_mask_name_without_folder(reading["mask"])}}
 
 
-def copy_to_cpu_as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def move_to_cpu_as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors on the CPU."""
     return {name: tensor.to("cpu", torch.float32) for name, tensor in tensors.items()}

@@ -15,7 +15,7 @@ from fullfield.io.image import FrameReader
 from fullfield.io.names import VIDEO_WRITE_SUFFIXES
 from fullfield.io.transfer import choose_inplace_curve_to_srgb_if_needed
 from fullfield.sequences.changes import GreyPicture, shrink_to_grey
-from fullfield.sequences.names import choose_frame_numbers, find_frame_files, resolve_mask_for_frame
+from fullfield.sequences.names import choose_requested_or_all_frame_numbers, find_frame_files, resolve_mask_for_frame
 from fullfield.sequences.plates import open_found_plates
 
 _RATE = 24.0  # frames a second where the plates have no rate
@@ -44,7 +44,7 @@ class PictureFiles:
                 raise InputError(f"mask: expected None for a video, got {mask}")
             self._plates = open_found_plates(self._frame_files, None)
             self.numbers, self.readers = list(self._plates.numbers), self._plates.readers
-            self.frame_rate = read_frame_rate(source)
+            self.frame_rate = read_frame_rate_or_default(source)
         else:
             self.numbers, self.readers = list(self._frame_files.files), choose_reader_thread_count()
 
@@ -58,22 +58,22 @@ class PictureFiles:
         """Names of all files."""
         return [self.text] if self.is_video else [str(path) for path in self._frame_files.files.values()]
 
-    def path(self, number: int) -> str:
+    def get_path(self, number: int) -> str:
         """Return the file of a picture, whether it exists or not."""
-        return self.text if self.is_video else self._frame_files.path(number)
+        return self.text if self.is_video else self._frame_files.get_path(number)
 
-    def choose_frame_numbers(self, frames: str | None) -> list[int]:
+    def choose_requested_or_all_frame_numbers(self, frames: str | None) -> list[int]:
         """Return the frames of a range; all that exist by default."""
         return (
             self.numbers
             if self.is_video and frames is None
-            else choose_frame_numbers(self._frame_files, frames, "frames")
+            else choose_requested_or_all_frame_numbers(self._frame_files, frames, "frames")
         )
 
     def read(self, number: int) -> ChannelPicture:
         """Return a picture; a frame of a video is display-referred colour."""
         if not self.is_video:
-            return read_all_channels(self.path(number), resolve_mask_for_frame(self._mask, number))
+            return read_all_channels(self.get_path(number), resolve_mask_for_frame(self._mask, number))
         if number not in self.numbers:
             raise InputError(f"{self.text}: has no frame {number}")
         plate = self._plates.read(number)
@@ -84,7 +84,7 @@ class PictureFiles:
 
     def read_shrunk_grey(self, number: int) -> GreyPicture:
         """Return the reduced picture in which cuts are detected; not for a video, whose frames are read once."""
-        path = self.path(number)
+        path = self.get_path(number)
         image = FrameReader(mask=resolve_mask_for_frame(self._mask, number)).read(path)
         return shrink_to_grey(image.frame, image.valid)
 
@@ -94,7 +94,7 @@ class PictureFiles:
             self._plates.close()
 
 
-def read_frame_rate(video: str) -> float:
+def read_frame_rate_or_default(video: str) -> float:
     """Return the frames a second of a video; 24 where it does not say."""
     try:
         source = io.open_video(video)

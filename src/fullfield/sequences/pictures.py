@@ -25,7 +25,7 @@ from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.video import VideoWriter, check_codec_matches_suffix
 from fullfield.models.cascade import resample_flow
 from fullfield.ops.devices import resolve_device
-from fullfield.sequences.names import FramePattern, has_number_field, normalize_mask_without_folder
+from fullfield.sequences.names import FramePattern, has_number_field, normalize_mask_name_without_folder
 from fullfield.sequences.outputs import Output, WritePlan
 from fullfield.sequences.picture_files import convert_to_16bit_display_rgb, has_video_suffix
 from fullfield.sequences.results import FrameReport, Outcome, Problem, StageTimes
@@ -57,7 +57,7 @@ class InputReader:
         self._read, self._path, self._stages, self._outcome = read, path, stages, outcome
         self._stamped: dict[Any, tuple[Any, Any]] = {}
         self._reads: ReadAhead[Any, tuple[Any, Any]] = ReadAhead(
-            self._read_item_with_stamp, lambda item: _measure_item_bytes(item[1]), threads=threads
+            self._read_stamp_and_item_or_error, lambda item: _measure_item_bytes(item[1]), threads=threads
         )
         self._reads.enqueue_keys(keys)
 
@@ -76,13 +76,13 @@ class InputReader:
     def __exit__(self, *details: object) -> None:
         self._reads.__exit__(*details)
 
-    def get_item_or_raise(self, key: Any) -> Any:
+    def wait_and_get_current_item_or_raise(self, key: Any) -> Any:
         """Return what is stored under a key; errors of reading are raised."""
         if key not in self._stamped:
             with self._stages.measure("wait for files"):
                 self._stamped[key] = self._reads.wait_and_take_item(key)
         if self._stamped[key][0] != read_stamp_if_exists(self._path(key)):
-            self._stamped[key] = self._read_item_with_stamp(key)
+            self._stamped[key] = self._read_stamp_and_item_or_error(key)
         item = self._stamped[key][1]
         if isinstance(item, Exception):
             raise item
@@ -99,7 +99,7 @@ class InputReader:
         self._stamped = {key: item for key, item in self._stamped.items() if is_needed(key)}
         self._reads.discard_keys(lambda key: not is_needed(key))
 
-    def _read_item_with_stamp(self, key: Any) -> tuple[Any, Any]:
+    def _read_stamp_and_item_or_error(self, key: Any) -> tuple[Any, Any]:
         stamp = read_stamp_if_exists(self._path(key))
         try:
             with self._stages.measure("read"):
@@ -108,7 +108,9 @@ class InputReader:
             return stamp, error
 
 
-def resize_flow_to_picture(flow: Tensor, flow_name: str, picture: Tensor, path: str, scale: Fraction) -> Tensor:
+def resize_flow_to_picture_or_raise(
+    flow: Tensor, flow_name: str, picture: Tensor, picture_path: str, scale: Fraction
+) -> Tensor:
     """Return a flow [2, h, w] at the size of a picture [..., H, W]; ``scale`` is the flow's size relative to it.
 
     Raises:
@@ -119,11 +121,11 @@ def resize_flow_to_picture(flow: Tensor, flow_name: str, picture: Tensor, path: 
     if any(abs(flow_side - float(side * scale)) >= tolerance for flow_side, side in sides):
         sizes = [f"{tensor.shape[-1]}x{tensor.shape[-2]}" for tensor in (picture, flow)]
         expected = "they must have the same size" if scale == 1 else f"expected {scale} of the size"
-        raise InputError(f"{path}: is {sizes[0]}, but {flow_name} is {sizes[1]}; {expected}")
+        raise InputError(f"{picture_path}: is {sizes[0]}, but {flow_name} is {sizes[1]}; {expected}")
     return resample_flow(flow[None], *picture.shape[-2:])[0]
 
 
-def _build_problem(number: int, error: InputError | OSError) -> Problem:
+def _build_problem_naming_file_or_frame(number: int, error: InputError | OSError) -> Problem:
     if isinstance(error, OSError) and isinstance(error.filename, str):
         return Problem.from_error(error.filename, error)
     return Problem.from_error(f"frame {number}", error)
@@ -145,7 +147,7 @@ class PictureJob(ABC):
         numbers: every frame that gets a picture, ascending.
         device: where to compute.
         provenance: what the record of every picture says about this job, set by
-            :meth:`settle_and_plan_missing_frames`.
+            :meth:`write_settings_and_get_job_and_plan`.
     """
 
     flow: StoredFlow
@@ -156,7 +158,7 @@ class PictureJob(ABC):
 
     @property
     @abstractmethod
-    def picture_paths(self) -> list[str]:
+    def input_picture_paths(self) -> list[str]:
         """Files of the pictures that are read."""
 
     @abstractmethod
@@ -167,7 +169,7 @@ class PictureJob(ABC):
         """Return the settings of a mask and of a renderer's vectors, where there are any."""
         reading = self.flow.reading
         vectors = {} if reading.is_default else {"vectors": asdict(reading)}
-        return vectors if mask is None else {**vectors, "mask": normalize_mask_without_folder(mask)}
+        return vectors if mask is None else {**vectors, "mask": normalize_mask_name_without_folder(mask)}
 
     @abstractmethod
     def compute_input_checksums(self, number: int, checksums: ChecksumCache) -> Mapping[str, str | None]:
@@ -193,41 +195,41 @@ class PictureJob(ABC):
         """Frames a second of a video that is written."""
         return 24.0
 
-    def path(self, number: int) -> str:
+    def get_path(self, number: int) -> str:
         """Return the name of a picture."""
         return FramePattern.parse(self.output).format_path(number) if self.has_records else self.output
 
-    def settle_and_plan_missing_frames(self, *, overwrite: bool = False) -> tuple[PictureJob, WritePlan]:
+    def write_settings_and_get_job_and_plan(self, *, overwrite: bool = False) -> tuple[PictureJob, WritePlan]:
         """Check the output; return the settled job, and which pictures it has to write.
 
         Raises InputError if a picture would replace an input, or existing ones have other settings or were not written
         by fullfield, and ``overwrite`` is False.
         """
-        self._check_output_suffix()
+        self._check_output_suffix_and_input_overlap()
         if not self.has_records:
             if Path(self.output).exists() and not overwrite:
                 raise InputError(f"{self.output}: already exists; use --overwrite or another name")
             return self, WritePlan(list(self.numbers))
         output = Output(self.output)
         settings = self.collect_settings()
-        plan = output.write_settings_and_plan_frames(
+        plan = output.write_settings_and_st_maps_and_plan_frames(
             settings, self.numbers, self.compute_input_checksums, overwrite=overwrite
         )
         return replace(self, provenance=output.build_run_provenance(settings)), plan
 
-    def _check_output_suffix(self) -> None:
+    def _check_output_suffix_and_input_overlap(self) -> None:
         suffix = Path(self.output).suffix.lower()
         if suffix not in (*RAW_SUFFIXES, *VIDEO_WRITE_SUFFIXES):
             valid_mask = ", ".join((*RAW_SUFFIXES, *VIDEO_WRITE_SUFFIXES))
             raise InputError(f"output: expected a suffix out of {valid_mask}, got {self.output}")
-        if suffix == ".png" and has_exr_suffix(self.picture_paths[0]):
-            raise InputError(f"output: PNG holds no floats, as {self.picture_paths[0]} has; write .exr or .tif")
+        if suffix == ".png" and has_exr_suffix(self.input_picture_paths[0]):
+            raise InputError(f"output: PNG holds no floats, as {self.input_picture_paths[0]} has; write .exr or .tif")
         if not self.has_records and len(self.numbers) > 1 and suffix in RAW_SUFFIXES:
             raise InputError(f"output: expected a pattern for the files, such as out.%04d{suffix}, got {self.output}")
-        inputs = {Path(path).resolve() for path in (*self.picture_paths, *self.flow.paths)}
+        inputs = {Path(path).resolve() for path in (*self.input_picture_paths, *self.flow.paths)}
         for number in self.numbers:
-            if Path(self.path(number)).resolve() in inputs:
-                raise InputError(f"output: {self.path(number)} is also an input; choose another name")
+            if Path(self.get_path(number)).resolve() in inputs:
+                raise InputError(f"output: {self.get_path(number)} is also an input; choose another name")
 
 
 class VideoOutput:
@@ -258,10 +260,10 @@ class VideoOutput:
 def write_job_pictures(
     job: PictureJob, numbers: Sequence[int], *, codec: str = "h264", report: FrameReport | None = None
 ) -> Outcome:
-    """Write the pictures of ``numbers``, replacing those that exist; see :func:`run_shot`.
+    """Write the pictures of ``numbers``, replacing those that exist; see :func:`write_shot_flow`.
 
     Args:
-        job: a settled job (:meth:`PictureJob.settle_and_plan_missing_frames`).
+        job: a settled job (:meth:`PictureJob.write_settings_and_get_job_and_plan`).
         numbers: frames to write.
         codec: encoding of a video; see :class:`fullfield.io.VideoWriter`.
         report: receives the number of every finished frame, from any thread.
@@ -274,18 +276,18 @@ def write_job_pictures(
 
     def write(number: int, raw: ChannelPicture, event: Any, inputs: Mapping[str, str | None]) -> bool:
         with stages.measure("fetch"):
-            pixels: Tensor = threads.copy_to_host({"pixels": raw.pixels}, event)["pixels"]
+            pixels: Tensor = threads.copy_to_host_if_on_gpu({"pixels": raw.pixels}, event)["pixels"]
         recording: AbstractContextManager[None] = nullcontext()
         if journal is not None:
             recording = journal.record_file_on_atomic_write(
-                job.path(number), {**job.provenance, "inputs": inputs, "start": None}
+                job.get_path(number), {**job.provenance, "inputs": inputs, "start": None}
             )
         if video is not None:
             with stages.measure("write"):
                 video.write(number, raw._replace(pixels=pixels))
             return True
         with recording, stages.measure("write"):
-            pictures.write_all_channels(job.path(number), raw._replace(pixels=pixels))
+            pictures.write_all_channels(job.get_path(number), raw._replace(pixels=pixels))
         return True
 
     writers = None if video is None else 1  # in the order of the frames
@@ -303,16 +305,16 @@ def write_job_pictures(
                 if job.compute_input_checksums(number, checksums) != inputs:
                     raise InputError("an input was replaced during the run")
             except (InputError, OSError) as error:
-                threads.add_problem(_build_problem(number, error))
+                threads.add_problem_if_new(_build_problem_naming_file_or_frame(number, error))
                 if report is not None:
                     report(number)
                 continue
             if journal is not None:
                 for path, identity in checksums.pop_new_checksums():
                     journal.record_input_once(path, identity)
-            event = threads.record_stream_event()
+            event = threads.record_stream_event_if_cuda()
             task = partial(write, number, raw, event, inputs)
-            threads.submit_write(number, job.path(number), raw.pixels.nbytes, task)
+            threads.wait_and_submit_write(number, job.get_path(number), raw.pixels.nbytes, task)
             if outcome.stopped is not None:
                 break
     outcome.stages = stages.by_name

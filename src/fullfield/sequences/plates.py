@@ -21,14 +21,14 @@ from fullfield._read_ahead import choose_reader_thread_count
 from fullfield.estimators._frames import Frame, fill_unknown_pixels, get_frame_name_for_messages, read_or_convert_frame
 from fullfield.io import open_video, read_frame_window
 from fullfield.io.image import FrameReader
-from fullfield.io.names import STACK_SUFFIXES, get_separate_mask_file
+from fullfield.io.names import STACK_SUFFIXES, get_separate_mask_file_or_none
 from fullfield.io.oiio import Attribute
-from fullfield.io.stacks import count_pictures, read_picture_of_stack
+from fullfield.io.stacks import count_stack_pictures_or_one, read_stack_picture
 from fullfield.io.transfer import choose_inplace_curve_to_srgb_if_needed
-from fullfield.io.windows import FrameWindow, Window, merge_frame_windows
+from fullfield.io.windows import FrameWindow, Window, merge_frame_windows_or_raise
 from fullfield.sequences.names import (
     FrameFiles,
-    choose_frame_numbers,
+    choose_requested_or_all_frame_numbers,
     find_frame_files,
     parse_frames,
     resolve_mask_for_frame,
@@ -101,10 +101,10 @@ class Plates(Protocol):
 
     def close(self) -> None:
         """Close what is open, and warn of pixels that are NaN or infinite, once for all frames."""
-        warn_about_nonfinite_pixels(self.pop_nonfinite_messages())
+        warn_at_first_nonfinite_pixels(self.pop_nonfinite_messages())
 
 
-def warn_about_nonfinite_pixels(messages: Mapping[int, str]) -> None:
+def warn_at_first_nonfinite_pixels(messages: Mapping[int, str]) -> None:
     """Warn of pictures with pixels that are NaN or infinite: of the first, with the number of all."""
     if messages:
         others = len(messages) - 1
@@ -170,7 +170,9 @@ def open_plates(
         return ListedPlates(list(source), frames, **reading)
     frame_files = find_frame_files(os.fspath(source))
     if isinstance(frames, str) or (frames is None and frame_files.video is None):
-        return open_found_plates(frame_files, choose_frame_numbers(frame_files, frames, "frames"), **reading)
+        return open_found_plates(
+            frame_files, choose_requested_or_all_frame_numbers(frame_files, frames, "frames"), **reading
+        )
     return open_found_plates(frame_files, None if frames is None else sorted(set(frames)), **reading)
 
 
@@ -212,12 +214,12 @@ class FilePlates(Plates):
         self.readers = choose_reader_thread_count()
         self._nonfinite_messages = _NonfiniteMessages()
         mask = self._reading.get("mask")
-        self._mask = mask if get_separate_mask_file(mask) is not None else None
+        self._mask = mask if get_separate_mask_file_or_none(mask) is not None else None
         numbers = [*frame_files.files, *self.numbers]
         self._ends = min(numbers), max(numbers)
 
     def get_frame_name(self, number: int) -> str:
-        return self._frame_files.path(number)
+        return self._frame_files.get_path(number)
 
     def has_frame(self, number: int) -> bool:
         return number in self._frame_files.files
@@ -226,14 +228,14 @@ class FilePlates(Plates):
         return self._ends[0] <= number <= self._ends[1]
 
     def get_containing_file(self, number: int) -> str | None:
-        return self._frame_files.path(number)
+        return self._frame_files.get_path(number)
 
     def get_mask_file(self, number: int) -> str | None:
-        return get_separate_mask_file(resolve_mask_for_frame(self._mask, number))
+        return get_separate_mask_file_or_none(resolve_mask_for_frame(self._mask, number))
 
     def read(self, number: int) -> Plate:
         """Read the frame; read it again where it was replaced during the first read."""
-        path, mask = self._frame_files.path(number), self.get_mask_file(number)
+        path, mask = self._frame_files.get_path(number), self.get_mask_file(number)
         reading = (
             self._reading if mask is None else {**self._reading, "mask": resolve_mask_for_frame(self._mask, number)}
         )
@@ -314,7 +316,7 @@ class StackPlates(Plates):
         self, frame_files: FrameFiles, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any
     ) -> None:
         self._path, self._transfer = frame_files.text, transfer
-        self._count = count_pictures(self._path)
+        self._count = count_stack_pictures_or_one(self._path)
         self.numbers = list(range(1, self._count + 1)) if numbers is None else list(numbers)
         if not any(1 <= number <= self._count for number in self.numbers):
             raise InputError(f"{self._path}: has frames 1-{self._count}, and none of the requested ones is among them")
@@ -334,7 +336,7 @@ class StackPlates(Plates):
 
     def read(self, number: int) -> Plate:
         stamp = read_stamp_if_exists(self._path)
-        frame = read_picture_of_stack(self._path, number - 1, self._transfer)
+        frame = read_stack_picture(self._path, number - 1, self._transfer)
         identity = None if stamp is None else FileIdentity(stamp, compute_sampled_checksum(self._path))
         return Plate(frame, identity=identity)
 
@@ -357,7 +359,11 @@ class VideoPlates(Plates):
         stamp = read_stamp_if_exists(self._path)
         self._identity = None if stamp is None else FileIdentity(stamp, compute_sampled_checksum(self._path))
         self._reopen_from_start()
-        self._length = self._source.count_frames() if hasattr(self._source, "count_frames") else 0
+        self._length = (
+            self._source.count_frames_and_warn_if_truncated()
+            if hasattr(self._source, "count_frames_and_warn_if_truncated")
+            else 0
+        )
         self._reopen_from_start()
         if self._length < 1:
             raise InputError(f"{self._path}: expected a video, and there is no frame in it")
@@ -393,12 +399,12 @@ class VideoPlates(Plates):
                 frame = next(self._frames, None)
                 if frame is None:
                     raise InputError(f"{self._path}: has no frame {number}; it ends before")
-            values: Tensor = frame.to_float_rgb()
+            values: Tensor = frame.convert_to_float_rgb()
         if self._curve is not None:
             self._curve(values.numpy())
-        return Plate(values, self._build_window_if_not_square(values), identity=self._identity)
+        return Plate(values, self._build_window_if_pixels_not_square(values), identity=self._identity)
 
-    def _build_window_if_not_square(self, frame: Tensor) -> FrameWindow | None:
+    def _build_window_if_pixels_not_square(self, frame: Tensor) -> FrameWindow | None:
         """Return the window of a frame whose pixels are not square."""
         aspect = float(getattr(self._source, "pixel_aspect", 1))
         box = (0, 0, frame.shape[-1], frame.shape[-2])
@@ -443,9 +449,11 @@ def crop_or_pad_frame_and_valid_to_display(plate: Plate) -> tuple[Tensor, Tensor
 
 
 def merge_plate_windows(plates: Mapping[str, Plate]) -> FrameWindow:
-    """Return :func:`fullfield.io.windows.merge_frame_windows` of plates, by name."""
+    """Return :func:`fullfield.io.windows.merge_frame_windows_or_raise` of plates, by name."""
     boxes = {name: (0, 0, plate.frame.shape[-1], plate.frame.shape[-2]) for name, plate in plates.items()}
-    return merge_frame_windows({name: p.window or FrameWindow(boxes[name], boxes[name]) for name, p in plates.items()})
+    return merge_frame_windows_or_raise(
+        {name: p.window or FrameWindow(boxes[name], boxes[name]) for name, p in plates.items()}
+    )
 
 
 def copy_to_pinned_memory(plate: Plate) -> Plate:

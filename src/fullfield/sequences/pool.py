@@ -20,8 +20,8 @@ from fullfield._check import InputError
 from fullfield.sequences.job import ShotJob
 from fullfield.sequences.names import format_frames
 from fullfield.sequences.results import FrameReport, Outcome, Problem
-from fullfield.sequences.run import run_shot
-from fullfield.sequences.worker import ParentPipe, run_until_parent_ends_then_exit
+from fullfield.sequences.run import write_shot_flow
+from fullfield.sequences.worker import ParentPipe, run_task_and_send_errors_then_exit
 
 _MIN_CHUNK = 8
 _TURNS = 4  # chunks of every process, so that none waits long for the last
@@ -47,7 +47,7 @@ class _RemainingChunks:
     def __len__(self) -> int:
         return len(self._remaining)
 
-    def take_starting_chunk(self, positions_in_use: Sequence[int]) -> tuple[int, list[int]]:
+    def take_starting_position_and_chunk(self, positions_in_use: Sequence[int]) -> tuple[int, list[int]]:
         """Take a chunk to start with, and return its position and frames.
 
         It is the first of the longest run of chunks, or the middle one where a position of ``positions_in_use`` is just
@@ -63,11 +63,11 @@ class _RemainingChunks:
                 best, longest = position + start, count - start
         return best, self._remaining.pop(best)
 
-    def take_following_chunk(self, position: int) -> list[int]:
+    def take_following_chunk_or_empty(self, position: int) -> list[int]:
         """Take the chunk after that position; return no frames where it is taken."""
         return self._remaining.pop(position + 1, [])
 
-    def return_chunk(self, chunk: list[int]) -> None:
+    def put_back_chunk(self, chunk: list[int]) -> None:
         """Return a chunk, or a part of one, to the remaining ones."""
         self._last_position += 2  # next to no other position
         self._remaining[self._last_position] = chunk
@@ -80,7 +80,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, worker_pipe = context.Pipe()
         job = replace(job, settings=replace(job.settings, device=device), threads=threads)
-        self.process = context.Process(target=_run_worker_process, args=(job, worker_pipe), daemon=True)
+        self.process = context.Process(target=_write_chunks_until_parent_ends, args=(job, worker_pipe), daemon=True)
         self.process.start()
         worker_pipe.close()
         self.device = device
@@ -103,7 +103,7 @@ class _Worker:
         with contextlib.suppress(OSError):  # a dead process is noticed when its messages are read
             self.pipe.send(chunk)
 
-    def terminate_or_join_process(self) -> None:
+    def terminate_if_busy_and_join_process(self) -> None:
         """End the process; at once where it still has frames."""
         if self.chunk:
             self.process.terminate()
@@ -111,7 +111,7 @@ class _Worker:
         self.process.join(10)
 
 
-def run_on_devices(
+def write_shot_flow_on_devices(
     job: ShotJob, numbers: Sequence[int], devices: Sequence[str], *, report: FrameReport | None = None
 ) -> Outcome:
     """Write the files of ``numbers`` on several devices of this machine (``cuda:0``, ``cuda:1``; ``cpu`` counts too).
@@ -119,12 +119,12 @@ def run_on_devices(
     The files are those that one device writes. When a process dies, another one gets its frames.
 
     Args:
-        job: a settled job (:meth:`ShotJob.settle_and_plan_missing_frames`).
+        job: a settled job (:meth:`ShotJob.write_settings_and_get_job_and_plan`).
         numbers: frames to write.
         devices: one process computes on each.
         report: receives the number of every finished frame.
 
-    >>> outcome = run_on_devices(job, plan.missing, ["cuda:0", "cuda:1"])  # doctest: +SKIP
+    >>> outcome = write_shot_flow_on_devices(job, plan.missing, ["cuda:0", "cuda:1"])  # doctest: +SKIP
     """
     start_s = time.perf_counter()
     outcome, deaths = Outcome(), dict[int, int]()
@@ -134,24 +134,26 @@ def run_on_devices(
     try:
         for worker in workers:
             worker.assign_and_send_first_chunk(
-                *remaining.take_starting_chunk([other.position for other in workers if other.chunk])
+                *remaining.take_starting_position_and_chunk([other.position for other in workers if other.chunk])
             )
         while any(worker.chunk for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.chunk]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
                 if not _receive_and_apply_message_if_alive(worker, outcome, remaining, report):
-                    _requeue_or_give_up_frames(worker, outcome, remaining, deaths)
+                    _requeue_frames_or_record_problem(worker, outcome, remaining, deaths)
                     workers.remove(worker)
                     if len(remaining):
                         workers.append(_Worker(job, worker.device, threads))
                 if outcome.stopped is None:
                     for idle in [worker for worker in workers if not worker.chunk][: len(remaining)]:
                         idle.assign_and_send_first_chunk(
-                            *remaining.take_starting_chunk([other.position for other in workers if other.chunk])
+                            *remaining.take_starting_position_and_chunk(
+                                [other.position for other in workers if other.chunk]
+                            )
                         )
     finally:
         for worker in workers:
-            worker.terminate_or_join_process()
+            worker.terminate_if_busy_and_join_process()
     return outcome.sort_warn_and_set_wall_time(start_s)
 
 
@@ -168,7 +170,9 @@ def _receive_and_apply_message_if_alive(
         if report is not None:
             report(content)
     elif kind == "request":
-        worker.append_and_send_next_chunk([] if outcome.stopped else remaining.take_following_chunk(worker.position))
+        worker.append_and_send_next_chunk(
+            [] if outcome.stopped else remaining.take_following_chunk_or_empty(worker.position)
+        )
     elif kind == "chunk":
         outcome.merge_parallel_outcome(content)
         worker.chunk = []
@@ -179,7 +183,7 @@ def _receive_and_apply_message_if_alive(
     return True
 
 
-def _requeue_or_give_up_frames(
+def _requeue_frames_or_record_problem(
     worker: _Worker, outcome: Outcome, remaining: _RemainingChunks, deaths: dict[int, int]
 ) -> None:
     """Return the frames of a dead process to the remaining ones; the second time, record a problem instead."""
@@ -195,16 +199,16 @@ def _requeue_or_give_up_frames(
         reason = f"the process on {worker.device} died twice of them (exit {code})"
         outcome.problems.append(Problem(f"frames {format_frames(unfinished)}", reason))
         return
-    remaining.return_chunk(unfinished)
+    remaining.put_back_chunk(unfinished)
 
 
-def _run_worker_process(job: ShotJob, connection: Connection) -> None:
+def _write_chunks_until_parent_ends(job: ShotJob, connection: Connection) -> None:
     """Run the process: receive chunks, send frames and outcomes, until the pipe is closed."""
-    run_until_parent_ends_then_exit(connection, partial(_write_received_chunks, job))
+    run_task_and_send_errors_then_exit(connection, partial(_write_received_chunks_forever, job))
 
 
-def _write_received_chunks(job: ShotJob, pipe: ParentPipe) -> None:
-    estimator = job.set_threads_and_prepare_estimator()
+def _write_received_chunks_forever(job: ShotJob, pipe: ParentPipe) -> None:
+    estimator = job.set_threads_and_build_prepared_estimator()
 
     def request_frames() -> list[int]:
         pipe.send("request")
@@ -215,5 +219,6 @@ def _write_received_chunks(job: ShotJob, pipe: ParentPipe) -> None:
         chunk = pipe.receive()
         plates = job.open_plates()
         pipe.send(
-            "chunk", run_shot(job, chunk, estimator, plates, report=pipe.report_frame, request_frames=request_frames)
+            "chunk",
+            write_shot_flow(job, chunk, estimator, plates, report=pipe.report_frame, request_frames=request_frames),
         )

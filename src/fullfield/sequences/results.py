@@ -18,7 +18,7 @@ from fullfield._ledger.versions import FileIdentity
 from fullfield.estimators.bars import Bars
 from fullfield.io.files import describe_error
 from fullfield.io.windows import FrameWindow
-from fullfield.sequences.plates import Plate, warn_about_nonfinite_pixels
+from fullfield.sequences.plates import Plate, warn_at_first_nonfinite_pixels
 
 FrameReport = Callable[[int], None]
 """Callback that receives the number of every frame that is finished, from any thread."""
@@ -33,7 +33,7 @@ class StageTime(NamedTuple):
     cpu_s: float = 0.0
     """Processor seconds of the stage's own thread."""
 
-    def plus(self, other: StageTime) -> StageTime:
+    def sum_with(self, other: StageTime) -> StageTime:
         """Return the sum of both."""
         return StageTime(self.calls + other.calls, self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
 
@@ -58,7 +58,7 @@ class StageTimes:
         """Add the sums of another object."""
         with self._lock:
             for name, stage in times.items():
-                self.by_name[name] = self.by_name.get(name, StageTime()).plus(stage)
+                self.by_name[name] = self.by_name.get(name, StageTime()).sum_with(stage)
 
 
 class Problem(NamedTuple):
@@ -163,9 +163,9 @@ class Outcome:
         total.add_times(other.stages)
         self.stages = total.by_name
 
-    def add_new_items(self, other: Outcome | FrameResult, *names: str) -> None:
+    def add_new_items(self, other: Outcome | FrameResult, *list_names: str) -> None:
         """Add the items of these lists that are new."""
-        for name in names:
+        for name in list_names:
             for item in getattr(other, name):
                 if (name, item) not in self._seen:
                     self._seen.add((name, item))
@@ -188,7 +188,7 @@ class Outcome:
         for items in (self.written, self.incomplete, self.cuts, self.duplicates):
             items.sort()
         self.wall_s = time.perf_counter() - started_at_s
-        warn_about_nonfinite_pixels(self.dead_pictures)
+        warn_at_first_nonfinite_pixels(self.dead_pictures)
         if self.unknown_flows:
             others = len(self.unknown_flows) - 1
             further = f"; so are {others} further pictures" if others else ""

@@ -15,15 +15,15 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._ledger.versions import ChecksumCache
 from fullfield.io.all_channels import ChannelPicture
-from fullfield.io.names import get_separate_mask_file
+from fullfield.io.names import get_separate_mask_file_or_none
 from fullfield.sequences.changes import GreyPicture, is_cut, shrink_to_grey
-from fullfield.sequences.motion import interpolate_picture
+from fullfield.sequences.motion import interpolate_picture_and_visibility
 from fullfield.sequences.names import format_frames, resolve_mask_for_frame
 from fullfield.sequences.picture_files import PictureFiles
 from fullfield.sequences.pictures import (
     InputReader,
     PictureJob,
-    resize_flow_to_picture,
+    resize_flow_to_picture_or_raise,
     write_job_pictures,
 )
 from fullfield.sequences.results import FrameReport, Outcome, StageTimes
@@ -84,7 +84,7 @@ def retime_shot(
     >>> retime_shot("plate.%04d.exr", "mv.%04d.exr", "slow.%04d.exr", RetimeSettings(2.5))  # doctest: +SKIP
     """
     job = build_retime_job(plates, flow, output, settings, frames=frames, device=device)
-    settled, plan = job.settle_and_plan_missing_frames(overwrite=overwrite)
+    settled, plan = job.write_settings_and_get_job_and_plan(overwrite=overwrite)
     return write_job_pictures(settled, plan.missing, report=report)
 
 
@@ -100,9 +100,9 @@ def build_retime_job(
     """Return the job of :func:`retime_shot`, checked against plates and stored flow."""
     _check.require(isinstance(settings, RetimeSettings), "settings", "a RetimeSettings", settings)
     plates, output = _check.convert_path_to_text(plates, "plates"), _check.convert_path_to_text(output, "output")
-    stored = StoredFlow.from_source(flow)
+    stored = StoredFlow.from_path_unless_open(flow)
     pictures = PictureFiles(plates, settings.mask)
-    sources = pictures.choose_frame_numbers(frames)
+    sources = pictures.choose_requested_or_all_frame_numbers(frames)
     if stored.reference is not None:
         raise InputError(f"flow: expected flow to the neighbouring frame, got motion from frame {stored.reference}")
     exact_factor = Fraction(settings.factor).limit_denominator(10_000)
@@ -119,11 +119,11 @@ def build_retime_job(
     numbers = tuple(range(first, first + int((last - first) * exact_factor) + 1))
     if exact_factor.numerator > 1 and len(numbers) > 1:  # else every output frame is a plate
         stored.require_directions("forward", "backward")
-        _require_flow_files(stored, _list_interpolated_plates(consecutive, len(numbers), exact_factor))
+        _require_flow_files(stored, _list_plates_to_interpolate_from(consecutive, len(numbers), exact_factor))
     return RetimeJob(stored, output, numbers, device, plates=pictures, factor=exact_factor, mask=settings.mask)
 
 
-def _list_interpolated_plates(plates: range, frame_count: int, factor: Fraction) -> list[int]:
+def _list_plates_to_interpolate_from(plates: range, frame_count: int, factor: Fraction) -> list[int]:
     """Return the plates that frames in between are interpolated from, ascending."""
     steps = [divmod(index * factor.denominator, factor.numerator) for index in range(frame_count)]
     first_plates = {plates[step] for step, remainder in steps if remainder}
@@ -149,7 +149,7 @@ class RetimeJob(PictureJob):
     mask: str | None = None
 
     @property
-    def picture_paths(self) -> list[str]:
+    def input_picture_paths(self) -> list[str]:
         """Files of the pictures that are read."""
         return [] if self.plates is None else self.plates.paths
 
@@ -166,17 +166,17 @@ class RetimeJob(PictureJob):
 
     def compute_input_checksums(self, number: int, checksums: ChecksumCache) -> Mapping[str, str | None]:
         """Return the checksums of one plate, or of both plates and flows around the frame."""
-        before, fraction = self._locate_between_plates(number)
+        before, fraction = self._locate_plate_before_and_fraction(number)
         if fraction == 0:
             return {"plate": checksums.get_or_compute_checksum_if_readable(self._get_plate_path(before))}
         inputs = {}
         for index, plate in enumerate((before, before + 1)):
             inputs[f"plates {index}"] = checksums.get_or_compute_checksum_if_readable(self._get_plate_path(plate))
-            mask = get_separate_mask_file(resolve_mask_for_frame(self.mask, plate))
+            mask = get_separate_mask_file_or_none(resolve_mask_for_frame(self.mask, plate))
             if mask is not None:
                 inputs[f"mask {index}"] = checksums.get_or_compute_checksum_if_readable(mask)
             inputs[f"flow {index}"] = (
-                checksums.get_or_compute_checksum_if_readable(self.flow.path(plate)) if plate in self.flow else None
+                checksums.get_or_compute_checksum_if_readable(self.flow.get_path(plate)) if plate in self.flow else None
             )
         return inputs
 
@@ -191,7 +191,7 @@ class RetimeJob(PictureJob):
             self._read_input, self._get_input_path, self._iterate_input_keys(frame_numbers), stages, outcome, readers
         ) as reader:
             for number in frame_numbers:
-                before, _ = self._locate_between_plates(number)
+                before, _ = self._locate_plate_before_and_fraction(number)
                 reader.discard_unneeded_items(lambda key, before=before: key[1] >= before)  # type: ignore[misc]
                 yield number, partial(self._interpolate_or_copy_picture, number, device, reader, outcome)
 
@@ -205,19 +205,19 @@ class RetimeJob(PictureJob):
         """Frames a second of a video that is written."""
         return super().frame_rate if self.plates is None else self.plates.frame_rate
 
-    def _locate_between_plates(self, number: int) -> tuple[int, Fraction]:
+    def _locate_plate_before_and_fraction(self, number: int) -> tuple[int, Fraction]:
         """Return the plate at or before an output frame, and how far the frame is from it to the next one."""
         time = self.numbers[0] + Fraction(number - self.numbers[0]) / self.factor
         before = int(time // 1)
         return before, time - before
 
     def _get_plate_path(self, number: int) -> str:
-        return "" if self.plates is None else self.plates.path(number)
+        return "" if self.plates is None else self.plates.get_path(number)
 
     def _iterate_input_keys(self, frame_numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
         """Yield what is read, by kind and frame, in the order of use."""
         for number in frame_numbers:
-            before, fraction = self._locate_between_plates(number)
+            before, fraction = self._locate_plate_before_and_fraction(number)
             if fraction == 0:
                 yield "plate", before
             else:
@@ -228,7 +228,7 @@ class RetimeJob(PictureJob):
 
     def _get_input_path(self, key: tuple[str, int]) -> str:
         kind, number = key
-        return self._get_plate_path(number) if kind in ("plate", "grey") else self.flow.path(number)
+        return self._get_plate_path(number) if kind in ("plate", "grey") else self.flow.get_path(number)
 
     def _read_input(self, key: tuple[str, int]) -> Any:
         kind, number = key
@@ -239,32 +239,37 @@ class RetimeJob(PictureJob):
     def _interpolate_or_copy_picture(
         self, number: int, device: torch.device, reader: InputReader, outcome: Outcome
     ) -> ChannelPicture:
-        before, fraction = self._locate_between_plates(number)
+        before, fraction = self._locate_plate_before_and_fraction(number)
         time = float(fraction)
         nearest = before if time < 0.5 else before + 1
-        if fraction == 0 or self._is_followed_by_cut(before, reader, outcome):
-            plate: ChannelPicture = reader.get_item_or_raise(("plate", nearest))
+        if fraction == 0 or self._detect_and_record_cut_after(before, reader, outcome):
+            plate: ChannelPicture = reader.wait_and_get_current_item_or_raise(("plate", nearest))
             reader.add_nonfinite_message_if_any(nearest, plate.note)
             return plate._replace(pixels=plate.pixels.to(device))
-        first, second = reader.get_item_or_raise(("plate", before)), reader.get_item_or_raise(("plate", before + 1))
+        first, second = (
+            reader.wait_and_get_current_item_or_raise(("plate", before)),
+            reader.wait_and_get_current_item_or_raise(("plate", before + 1)),
+        )
         if first.channels != second.channels or first.pixels.shape != second.pixels.shape:
             second_path, first_path = self._get_plate_path(before + 1), self._get_plate_path(before)
             raise InputError(f"{second_path}: has another size or other channels than {first_path}")
         flows = {}
         for direction, plate_number in (("forward", before), ("backward", before + 1)):
-            flow = reader.get_item_or_raise((direction, plate_number))
-            flow_name = f"the flow {self.flow.path(plate_number)}"
+            flow = reader.wait_and_get_current_item_or_raise((direction, plate_number))
+            flow_name = f"the flow {self.flow.get_path(plate_number)}"
             path = self._get_plate_path(plate_number)
-            flows[direction] = resize_flow_to_picture(flow.to(device), flow_name, first.pixels, path, self.flow.scale)
+            flows[direction] = resize_flow_to_picture_or_raise(
+                flow.to(device), flow_name, first.pixels, path, self.flow.scale
+            )
         for plate_number, plate in ((before, first), (before + 1, second)):
             reader.add_nonfinite_message_if_any(plate_number, plate.note)
         pixels1, pixels2 = first.pixels.to(device), second.pixels.to(device)
         valid1, valid2 = (None if plate.valid is None else plate.valid.to(device) for plate in (first, second))
         flow1, flow2 = flows["forward"], flows["backward"]
-        picture = interpolate_picture(pixels1, pixels2, flow1, flow2, time, (valid1, valid2)).picture
+        picture = interpolate_picture_and_visibility(pixels1, pixels2, flow1, flow2, time, (valid1, valid2)).picture
         return (first if nearest == before else second)._replace(pixels=picture)  # type: ignore[no-any-return]
 
-    def _is_followed_by_cut(self, number: int, reader: InputReader, outcome: Outcome) -> bool:
+    def _detect_and_record_cut_after(self, number: int, reader: InputReader, outcome: Outcome) -> bool:
         """Return whether a cut follows that frame; it is detected on display-referred pictures, as for flow."""
         try:
             cut = is_cut(self._get_shrunk_grey(number, reader), self._get_shrunk_grey(number + 1, reader))
@@ -277,6 +282,6 @@ class RetimeJob(PictureJob):
     def _get_shrunk_grey(self, number: int, reader: InputReader) -> GreyPicture:
         """Return the reduced picture of a plate; that of a video is display-referred itself."""
         if self.plates is not None and self.plates.is_video:
-            return shrink_to_grey(reader.get_item_or_raise(("plate", number)).pixels)
-        grey: GreyPicture = reader.get_item_or_raise(("grey", number))
+            return shrink_to_grey(reader.wait_and_get_current_item_or_raise(("plate", number)).pixels)
+        grey: GreyPicture = reader.wait_and_get_current_item_or_raise(("grey", number))
         return grey

@@ -18,10 +18,10 @@ from fullfield._ledger.versions import FileIdentity, hash_json_values
 from fullfield.estimators.protocol import Estimator
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, compute_scanlines_shape
-from fullfield.io.vectors import pack_layers_into_scanlines_on_device
+from fullfield.io.vectors import pack_layers_on_device_and_check_range
 from fullfield.sequences.engine import RequestFrames, ShotEngine
 from fullfield.sequences.job import ShotJob
-from fullfield.sequences.outputs import copy_to_cpu_as_float32
+from fullfield.sequences.outputs import move_to_cpu_as_float32
 from fullfield.sequences.plates import Plates
 from fullfield.sequences.results import FrameReport, FrameResult, Outcome, Problem, StageTimes
 from fullfield.sequences.writing import WriterThreads
@@ -29,7 +29,7 @@ from fullfield.sequences.writing import WriterThreads
 _WATCHED_STEPS = 64  # pairs after which a plate is no longer watched for changes
 
 
-def run_shot(
+def write_shot_flow(
     job: ShotJob,
     numbers: Sequence[int],
     estimator: Estimator,
@@ -44,7 +44,7 @@ def run_shot(
     full disk, a folder that was removed), the run stops; what is written stays.
 
     Args:
-        job: a settled job (:meth:`ShotJob.settle_and_plan_missing_frames`).
+        job: a settled job (:meth:`ShotJob.write_settings_and_get_job_and_plan`).
         numbers: frames to write.
         estimator: estimator of the job, prepared.
         plates: plates of the job; they are closed at the end.
@@ -55,9 +55,9 @@ def run_shot(
     settings, output = job.settings, job.output
     existing = set(job.numbers) - set(numbers)
 
-    def read_stored_flow(first: int, second: int) -> Tensor | None:
+    def read_stored_flow_or_none(first: int, second: int) -> Tensor | None:
         exists = first in existing and plates.has_frame(first)
-        return output.read_stored_flow(first, second, settings.offsets) if exists else None
+        return output.read_stored_flow_or_none(first, second, settings.offsets_by_direction) if exists else None
 
     def request_further() -> Sequence[int]:
         further = [] if request_frames is None else request_frames()
@@ -69,7 +69,7 @@ def run_shot(
         numbers,
         estimator,
         settings,
-        read_stored_flow=read_stored_flow,
+        read_stored_flow_or_none=read_stored_flow_or_none,
         request_frames=request_further,
         rounds_to_half=output.dtype == "half",
     )
@@ -82,8 +82,8 @@ def run_shot(
                 valid = None if result.plate is None or "mask" not in job.reading else result.plate.valid
                 if valid is not None and 2 * int(valid.sum()) < valid.numel():
                     outcome.mostly_masked.append(result.number)
-                has_flow = any(name in result.tensors for name in settings.offsets)
-                if has_flow and set(result.missing) != set(settings.offsets):
+                has_flow = any(name in result.tensors for name in settings.offsets_by_direction)
+                if has_flow and set(result.missing) != set(settings.offsets_by_direction):
                     writer.submit_frame_result(result)
                 elif report is not None:
                     report(result.number)
@@ -148,14 +148,16 @@ class FlowFileWriter:
     def submit_frame_result(self, result: FrameResult) -> None:
         """Write a result in a thread."""
         size_bytes = sum(tensor.nbytes for tensor in result.tensors.values())
-        event = self._threads.record_stream_event()
+        event = self._threads.record_stream_event_if_cuda()
         if result.plate is not None:  # only its metadata is written
             result.plate = result.plate._replace(frame=result.plate.frame[:0])
-        record = self._build_record_and_store_digest(result)
-        path = self._output.path(result.number)
-        self._threads.submit_write(result.number, path, size_bytes, lambda: self._copy_and_write(result, event, record))
+        record = self._build_record_and_store_warm_start_digest(result)
+        path = self._output.get_path(result.number)
+        self._threads.wait_and_submit_write(
+            result.number, path, size_bytes, lambda: self._fetch_and_write_if_finite(result, event, record)
+        )
 
-    def _build_record_and_store_digest(self, result: FrameResult) -> dict[str, Any]:
+    def _build_record_and_store_warm_start_digest(self, result: FrameResult) -> dict[str, Any]:
         """Return the record of a frame."""
         inputs = {
             str(number - result.number): None if identity is None else identity.checksum
@@ -164,11 +166,11 @@ class FlowFileWriter:
         inputs |= {f"mask {n - result.number}": identity.checksum for n, identity in result.masks.items()}
         record = {**self._job.provenance, "inputs": inputs, "start": None}
         if self._job.settings.warm_start:
-            record["start"] = self._get_record_digest(result.number - self._job.settings.step)
+            record["start"] = self._get_or_compute_record_digest(result.number - self._job.settings.step)
             self._digests[result.number] = hash_json_values(record)
         return record
 
-    def _get_record_digest(self, number: int) -> str | None:
+    def _get_or_compute_record_digest(self, number: int) -> str | None:
         """Return the digest of a frame's record, of this run or an earlier one; None for a frame outside the run."""
         if number not in self._job.numbers:
             return None
@@ -176,41 +178,41 @@ class FlowFileWriter:
             return "not made"
         if number not in self._digests:
             self._records = self._records or Records(self._output.records_folder)
-            records = self._records.find_records_of_current_file(self._output.path(number))
+            records = self._records.find_records_of_current_file(self._output.get_path(number))
             self._digests[number] = hash_json_values(records[-1].provenance) if records else "not made"
         return self._digests[number]
 
-    def _copy_and_write(self, result: FrameResult, event: Any, record: dict[str, Any]) -> bool:
+    def _fetch_and_write_if_finite(self, result: FrameResult, event: Any, record: dict[str, Any]) -> bool:
         """Copy a result from the device and write its file; return whether it was written."""
         if self._output.is_exr_without_st_map:
-            with self._buffers.borrow_buffer(result.tensors, self._output.dtype == "half") as buffer:
+            with self._buffers.lend_scanline_buffer(result.tensors, self._output.dtype == "half") as buffer:
                 with self._stages.measure("lay out" if event is None else "fetch"):
                     lines = self._pack_lines_if_values_fit(result.tensors, event, buffer)
                 if lines is not None:
-                    return self._write_file_and_record(result, lines, record)
+                    return self._write_and_record_unless_plate_replaced(result, lines, record)
         with self._stages.measure("fetch"):
-            tensors = copy_to_cpu_as_float32(self._threads.copy_to_host(result.tensors, event))
-        for name in self._job.settings.offsets if event is not None else ():
+            tensors = move_to_cpu_as_float32(self._threads.copy_to_host_if_on_gpu(result.tensors, event))
+        for name in self._job.settings.offsets_by_direction if event is not None else ():
             # NumPy: PyTorch would start threads of its own for each of ours.
             if not np.isfinite(tensors[name].numpy()).all():
                 reason = f"{self._job.method} gives a flow that is not finite ({name})"
-                self._threads.add_problem(Problem(self._output.path(result.number), reason))
+                self._threads.add_problem_if_new(Problem(self._output.get_path(result.number), reason))
                 return False
-        return self._write_file_and_record(result, tensors, record)
+        return self._write_and_record_unless_plate_replaced(result, tensors, record)
 
     def _pack_lines_if_values_fit(self, tensors: dict[str, Tensor], event: Any, buffer: Tensor) -> Scanlines | None:
         """Return the lines of a file in ``buffer``; None where lines from a GPU cannot hold the values."""
         output = self._output
         if event is None:
-            return output.pack_channels_into_scanlines(copy_to_cpu_as_float32(tensors), buffer.numpy())
+            return output.pack_channels_into_scanlines(move_to_cpu_as_float32(tensors), buffer.numpy())
         is_valid = torch.empty((), dtype=torch.bool, pin_memory=True)
-        with self._threads.use_copy_stream(tensors, event):
-            names, body, is_valid_on_device = pack_layers_into_scanlines_on_device(tensors, output.dtype, output.y)
+        with self._threads.use_copy_stream_and_wait(tensors, event):
+            names, body, is_valid_on_device = pack_layers_on_device_and_check_range(tensors, output.dtype, output.y)
             buffer.copy_(body, non_blocking=True)
             is_valid.copy_(is_valid_on_device, non_blocking=True)
         return Scanlines(names, buffer.numpy(), output.dtype == "half") if bool(is_valid) else None
 
-    def _write_file_and_record(
+    def _write_and_record_unless_plate_replaced(
         self, result: FrameResult, content: dict[str, Tensor] | Scanlines, record: Mapping[str, Any]
     ) -> bool:
         replaced = [
@@ -249,7 +251,7 @@ class FlowFileWriter:
             return False
         if number not in self._reported:
             self._reported.add(number)
-            self._threads.add_problem(Problem(self._plates.get_frame_name(number), f"was replaced {reason}"))
+            self._threads.add_problem_if_new(Problem(self._plates.get_frame_name(number), f"was replaced {reason}"))
         return True
 
 
@@ -261,10 +263,10 @@ class _LineBuffers:
         self._free: list[Tensor] = []
 
     @contextlib.contextmanager
-    def borrow_buffer(self, tensors: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
+    def lend_scanline_buffer(self, tensors: dict[str, Tensor], is_half: bool) -> Iterator[Tensor]:
         """Lend uint8 memory of the shape that the lines of ``tensors`` have."""
         height, width = next(iter(tensors.values())).shape[-2:]
-        shape = compute_scanlines_shape((height, width), sum(tensor.ndim - 1 for tensor in tensors.values()), half)
+        shape = compute_scanlines_shape((height, width), sum(tensor.ndim - 1 for tensor in tensors.values()), is_half)
         buffer = None
         with contextlib.suppress(IndexError):  # several writers take from it at once
             buffer = self._free.pop()

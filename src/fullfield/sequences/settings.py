@@ -54,7 +54,7 @@ class ShotSettings:
         return resolve_device(self.device)
 
     @property
-    def offsets(self) -> dict[str, int]:
+    def offsets_by_direction(self) -> dict[str, int]:
         """Directions, with the distance to the second frame of their pairs."""
         offsets = {"forward": self.step, "backward": -self.step}
         return {name: offset for name, offset in offsets.items() if self.direction in (name, "both")}
@@ -62,14 +62,14 @@ class ShotSettings:
     @property
     def main_direction(self) -> str:
         """Direction of ST maps and of files that hold one: forward, unless the only one is backward."""
-        return next(iter(self.offsets))
+        return next(iter(self.offsets_by_direction))
 
     @property
-    def needs_reliability(self) -> bool:
+    def should_estimate_reliability(self) -> bool:
         """True where occlusion or confidence is requested, which need both directions of a pair."""
         return self.occlusion or self.confidence
 
     def list_input_frames(self, plates: Plates, number: int) -> list[int]:
         """Return the frames that the result of a frame needs, itself first, ascending otherwise."""
-        partners = [number + offset for offset in self.offsets.values()]
+        partners = [number + offset for offset in self.offsets_by_direction.values()]
         return [number, *sorted(partner for partner in partners if plates.is_in_range(partner))]

@@ -17,9 +17,9 @@ from fullfield.io.vectors import (
     VALID,
     FlowReadOptions,
     list_flow_and_mask_layers,
-    read_flow_direction,
-    read_header_entry_as_text,
-    read_motion_plane,
+    read_finite_plane_or_raise,
+    read_flow_direction_with_unknown_as_nan,
+    read_header_entry_or_empty,
 )
 from fullfield.sequences.names import FrameFiles, find_frame_files, has_number_field
 from fullfield.sequences.outputs import Output
@@ -27,7 +27,7 @@ from fullfield.sequences.outputs import Output
 _MAX_SCALE = 64
 
 
-def _parse_scale(scale: str | float | Fraction) -> Fraction:
+def _parse_and_check_scale(scale: str | float | Fraction) -> Fraction:
     """Return the size of a flow relative to the pictures: ``"1/2"`` for flow of frames of half the size."""
     try:
         value = Fraction(scale).limit_denominator(1 << 16)
@@ -53,7 +53,7 @@ class StoredFlow:
     Attributes:
         numbers: frames with a file, ascending.
         reference: frame to which the motion of all files leads, if the shot was followed
-            (:func:`fullfield.sequences.run_follow`); None for flow to the neighbouring frames.
+            (:func:`fullfield.sequences.write_reference_flow`); None for flow to the neighbouring frames.
 
     Raises:
         InputError: if there are no such files, or they hold flow over several frames.
@@ -66,16 +66,16 @@ class StoredFlow:
         read_options: FlowReadOptions | None = None,
     ) -> None:
         self.source = source = convert_path_to_text(source, "flow")
-        self.scale, self.reading = _parse_scale(scale), read_options or FlowReadOptions()
+        self.scale, self.reading = _parse_and_check_scale(scale), read_options or FlowReadOptions()
         self._frame_files: FrameFiles | None = None
         self._settings: dict[str, Any] = {}
         self.numbers = [1]
         if has_number_field(source):
             self._frame_files = find_frame_files(source)
             self.numbers = list(self._frame_files.files)
-            self._settings = Output(str(self._frame_files.pattern)).read_and_check_settings()
+            self._settings = Output(str(self._frame_files.pattern)).read_and_check_settings_or_empty()
         self.reference: int | None = self._settings.get("reference")
-        path = self.path(self.numbers[0])
+        path = self.get_path(self.numbers[0])
         if not path.lower().endswith(tuple(FLOW_SUFFIXES)):
             raise InputError(f"flow: expected a file of flow ({', '.join(FLOW_SUFFIXES)}), got {path}")
         step = self._settings.get("step", 1)
@@ -83,7 +83,7 @@ class StoredFlow:
             raise InputError(f"flow: expected flow to the neighbouring frame, got flow over {step} frames")
 
     @classmethod
-    def from_source(cls, flow: str | os.PathLike[str] | StoredFlow) -> StoredFlow:
+    def from_path_unless_open(cls, flow: str | os.PathLike[str] | StoredFlow) -> StoredFlow:
         """Return the stored flow of a name, or the stored flow itself."""
         return flow if isinstance(flow, StoredFlow) else cls(flow)
 
@@ -98,11 +98,11 @@ class StoredFlow:
     @property
     def paths(self) -> list[str]:
         """Names of all files."""
-        return [self.path(number) for number in self.numbers]
+        return [self.get_path(number) for number in self.numbers]
 
-    def path(self, number: int) -> str:
+    def get_path(self, number: int) -> str:
         """Return the name of a frame's file, whether it exists or not."""
-        return self.source if self._frame_files is None else self._frame_files.path(number)
+        return self.source if self._frame_files is None else self._frame_files.get_path(number)
 
     def require_directions(self, *directions: str) -> None:
         """Raise InputError if the files, by their notes or format, have not all of these directions."""
@@ -120,25 +120,25 @@ class StoredFlow:
 
         Where the frame was not known, the vectors come from their surroundings; in bars they are 0.
         """
-        path = self.path(number)
+        path = self.get_path(number)
         if number not in self:
             raise InputError(f"{path}: no such file")
         if has_exr_suffix(path):
             ends, incomplete = (
-                read_header_entry_as_text(path, note).split(",") for note in (ENDS_NOTE, INCOMPLETE_NOTE)
+                read_header_entry_or_empty(path, note).split(",") for note in (ENDS_NOTE, INCOMPLETE_NOTE)
             )
             if direction in ends:
                 raise ShotEndsError(f"{path}: has no {direction} vectors: the shot ends there")
             if direction in incomplete:
                 raise InputError(f"{path}: has no {direction} vectors: a plate was bad")
-        flow = read_flow_direction(path, direction, self.reading)
+        flow = read_flow_direction_with_unknown_as_nan(path, direction, self.reading)
         if not hide_occluded:
             return flow
         layers = list_flow_and_mask_layers(path) if has_exr_suffix(path) else [direction]
         occlusion = f"occlusion.{direction}"
         if occlusion not in layers:
             raise InputError(f"{path}: has no layer {occlusion}; it has {', '.join(layers) or 'none that is known'}")
-        hidden = read_motion_plane(path, occlusion) > 0.5
+        hidden = read_finite_plane_or_raise(path, occlusion) > 0.5
         if VALID in layers:  # there, occlusion only says that nothing is known
-            hidden &= read_motion_plane(path, VALID) > 0.5
+            hidden &= read_finite_plane_or_raise(path, VALID) > 0.5
         return flow.masked_fill_(hidden, float("nan"))

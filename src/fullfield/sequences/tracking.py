@@ -183,23 +183,23 @@ class Tracker:
         best: FrameMatch | None = None
         for source in list_chain_source_steps(self.step, self._schedule):
             state = self._states[source]
-            chain = _extend_match(state.match, self._match_frames(state.frame, frame))
+            chain = _chain_matches(state.match, self._match_frames(state.frame, frame))
             best = chain if best is None else _select_better_match_per_pixel(best, chain)
         assert best is not None
         return best
 
     def _match_frames(self, first: Tensor, second: Tensor, starts: tuple[Tensor, ...] | None = None) -> FrameMatch:
         forward, backward, scales = self._match(first, second, *((None, None) if starts is None else starts))
-        flows = _clamp_targets_at_border(torch.cat((forward, backward)))
+        flows = _clamp_targets_just_outside(torch.cat((forward, backward)))
         log_scale = None if scales is None else torch.cat(scales)
         occlusion, confidence = estimate_occlusion_and_confidence(
             torch.cat((first, second)), torch.cat((second, first)), flows, flows.flip(0), log_scale
         )
-        error = compute_expected_error(confidence)
+        error = compute_expected_error_px(confidence)
         return FrameMatch(FlowField(forward[0], error[0], occlusion[0]), FlowField(backward[0], error[1], occlusion[1]))
 
 
-def _clamp_targets_at_border(flow: Tensor) -> Tensor:
+def _clamp_targets_just_outside(flow: Tensor) -> Tensor:
     """Return the flow [B, 2, H, W] with targets up to half a pixel outside of the frame on its outermost pixels.
 
     These are within the area of the outermost pixels, so what they show is seen.
@@ -213,7 +213,7 @@ def _clamp_targets_at_border(flow: Tensor) -> Tensor:
     return torch.where((targets - clamped).abs() <= _BORDER_PX, clamped - starts, flow)
 
 
-def compute_expected_error(confidence: Tensor) -> Tensor:
+def compute_expected_error_px(confidence: Tensor) -> Tensor:
     """Return the expected error in pixels of flow whose error is under a pixel with probability ``confidence``.
 
     Errors are taken to be distributed exponentially.
@@ -221,9 +221,9 @@ def compute_expected_error(confidence: Tensor) -> Tensor:
     return (-1.0 / torch.log1p(-confidence.clamp(1e-6, 1 - 1e-6))).clamp(_MIN_ERROR_PX, _MAX_ERROR_PX)
 
 
-def compute_confidence(error: Tensor) -> Tensor:
-    """Return the probability of an error under one pixel; the inverse of :func:`compute_expected_error`."""
-    return -torch.expm1(-1.0 / error.clamp(_MIN_ERROR_PX))
+def compute_confidence(error_px: Tensor) -> Tensor:
+    """Return the probability of an error under one pixel; the inverse of :func:`compute_expected_error_px`."""
+    return -torch.expm1(-1.0 / error_px.clamp(_MIN_ERROR_PX))
 
 
 def _convert_match_to_layers(match: FrameMatch) -> dict[str, Tensor]:
@@ -238,38 +238,45 @@ def _convert_match_to_layers(match: FrameMatch) -> dict[str, Tensor]:
 def _convert_layers_to_match(layers: Mapping[str, Tensor]) -> FrameMatch:
     return FrameMatch(
         *(
-            FlowField(layers[name], compute_expected_error(layers[f"confidence.{name}"]), layers[f"occlusion.{name}"])
+            FlowField(
+                layers[name], compute_expected_error_px(layers[f"confidence.{name}"]), layers[f"occlusion.{name}"]
+            )
             for name in FrameMatch._fields
         )
     )
 
 
-def _extend_match(state: FrameMatch, step: FrameMatch) -> FrameMatch:
-    """Chain the motion from the reference to a frame with the step from that frame to the next one."""
-    return FrameMatch(_chain_fields(state.forward, step.forward), _chain_fields(step.backward, state.backward))
+def _chain_matches(match: FrameMatch, next_match: FrameMatch) -> FrameMatch:
+    """Chain the motion from the reference to a frame with that from this frame to the next one."""
+    return FrameMatch(
+        _chain_fields(match.forward, next_match.forward), _chain_fields(next_match.backward, match.backward)
+    )
 
 
 def _chain_fields(first: FlowField, second: FlowField) -> FlowField:
     """Return the field that follows ``first`` and then ``second``."""
     planes = torch.cat((second.flow, second.error[None], second.occlusion[None]))[None]
-    sampled, inside = warp_planes(planes, _clamp_targets_at_border(first.flow[None]))
+    sampled, inside = warp_planes(planes, _clamp_targets_just_outside(first.flow[None]))
     flow, error, occlusion = sampled[0, :2], sampled[0, 2], sampled[0, 3]
     hidden = torch.maximum(first.occlusion, torch.where(inside[0], occlusion, 1.0))
     return FlowField(first.flow + flow, first.error + error, hidden)
 
 
-def _compute_field_cost(field: FlowField) -> Tensor:
+def _compute_error_with_occlusion_penalty(field: FlowField) -> Tensor:
     return field.error + _HIDDEN_ERROR_PX * (field.occlusion > 0.5)
 
 
-def _select_better_match_per_pixel(one: FrameMatch, two: FrameMatch) -> FrameMatch:
+def _select_better_match_per_pixel(first: FrameMatch, second: FrameMatch) -> FrameMatch:
     return FrameMatch(
-        *(_select_by_mask(_compute_field_cost(b) < _compute_field_cost(a), b, a) for a, b in zip(one, two, strict=True))
+        *(
+            _select_by_mask(_compute_error_with_occlusion_penalty(b) < _compute_error_with_occlusion_penalty(a), b, a)
+            for a, b in zip(first, second, strict=True)
+        )
     )
 
 
-def _select_by_mask(mask: Tensor, one: FlowField, other: FlowField) -> FlowField:
-    return FlowField(*(torch.where(mask, a, b) for a, b in zip(one, other, strict=True)))
+def _select_by_mask(mask: Tensor, selected: FlowField, other: FlowField) -> FlowField:
+    return FlowField(*(torch.where(mask, a, b) for a, b in zip(selected, other, strict=True)))
 
 
 def _select_direct_match_where_trusted(chain: FlowField, direct: FlowField) -> FlowField:
@@ -281,7 +288,7 @@ def _select_direct_match_where_trusted(chain: FlowField, direct: FlowField) -> F
     limit = _AGREEMENT * (chain.error + direct.error) + 0.5
     contradicts = (chain.occlusion < 0.5) & (distance > limit) & (chain.error < direct.error)
     trusted = (direct.error < _DIRECT_MAX_ERROR_PX) & ~contradicts
-    better = trusted & (_compute_field_cost(direct) < _compute_field_cost(chain))
+    better = trusted & (_compute_error_with_occlusion_penalty(direct) < _compute_error_with_occlusion_penalty(chain))
     return _select_by_mask(better, direct, chain)
 
 
@@ -305,19 +312,19 @@ def _mark_inconsistent_pixels_occluded(match: FrameMatch) -> FrameMatch:
     fields = []
     for own, other in (match, match[::-1]):
         distance = compute_forward_backward_distance(
-            _clamp_targets_at_border(own.flow[None]), _clamp_targets_at_border(other.flow[None])
+            _clamp_targets_just_outside(own.flow[None]), _clamp_targets_just_outside(other.flow[None])
         )[0]
         hidden = torch.sigmoid(2.0 * (distance.clamp(max=20.0) - 2.0 - own.error))
         fields.append(own._replace(occlusion=torch.maximum(own.occlusion, hidden)))
     return FrameMatch(*fields)
 
 
-def _mark_unknown_pixels_occluded(field: FlowField, own: Tensor | None, other: Tensor | None) -> FlowField:
+def _mark_unknown_pixels_occluded(field: FlowField, own_valid: Tensor | None, other_valid: Tensor | None) -> FlowField:
     """Hide pixels that are unknown in their own frame, and those that lead to unknown pixels of the other one."""
-    unknown = torch.zeros_like(field.occlusion, dtype=torch.bool) if own is None else ~own
-    if other is not None:
+    unknown = torch.zeros_like(field.occlusion, dtype=torch.bool) if own_valid is None else ~own_valid
+    if other_valid is not None:
         unknown = unknown | (
-            warp_planes(other[None, None].float(), _clamp_targets_at_border(field.flow[None]))[0][0, 0] < 0.5
+            warp_planes(other_valid[None, None].float(), _clamp_targets_just_outside(field.flow[None]))[0][0, 0] < 0.5
         )
     return field._replace(
         error=torch.where(unknown, _MAX_ERROR_PX, field.error), occlusion=torch.where(unknown, 1.0, field.occlusion)

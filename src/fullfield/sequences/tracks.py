@@ -176,7 +176,7 @@ _COLUMN_KINDS = {
 }
 
 
-def _format_nuke_tracker_nodes(tracks: Sequence[TrackedPoint], height: int, reference: int) -> str:
+def _format_nuke_tracker_node(tracks: Sequence[TrackedPoint], height: int, reference: int) -> str:
     """Return a script with a Tracker node, which Nuke opens or pastes.
 
     A track is off where its point is hidden; its curves have no keys there.
@@ -222,7 +222,7 @@ def _quote_name_for_tcl(name: str) -> str:
 
 _FORMATS: dict[str, Callable[[Sequence[TrackedPoint], int, int], str]] = {
     ".csv": _format_csv_tracks,
-    ".nk": _format_nuke_tracker_nodes,
+    ".nk": _format_nuke_tracker_node,
     ".txt": _format_3dequalizer_tracks,
 }
 TRACK_SUFFIXES = tuple(_FORMATS)

@@ -18,10 +18,10 @@ from fullfield._check import InputError
 from fullfield._ledger.versions import ChecksumCache, hash_json_values
 from fullfield._read_ahead import choose_reader_thread_count
 from fullfield.io.all_channels import ChannelPicture, read_all_channels
-from fullfield.io.names import get_separate_mask_file
-from fullfield.sequences.motion import accumulate_flow_to_reference, warp_image
+from fullfield.io.names import get_separate_mask_file_or_none
+from fullfield.sequences.motion import iterate_accumulated_flow_to_reference, warp_image
 from fullfield.sequences.names import (
-    choose_frame_numbers,
+    choose_requested_or_all_frame_numbers,
     find_frame_files,
     is_sequence_or_video_path,
     resolve_mask_for_frame,
@@ -30,7 +30,7 @@ from fullfield.sequences.picture_files import PictureFiles, has_video_suffix
 from fullfield.sequences.pictures import (
     InputReader,
     PictureJob,
-    resize_flow_to_picture,
+    resize_flow_to_picture_or_raise,
     write_job_pictures,
 )
 from fullfield.sequences.results import FrameReport, Outcome, StageTimes
@@ -92,7 +92,7 @@ def warp_shot(
     >>> warp_shot("paint.1001.exr", "mv.%04d.exr", "paint_on.%04d.exr", settings)  # doctest: +SKIP
     """
     job = build_warp_job(source, flow, output, settings, frames=frames, device=device)
-    settled, plan = job.settle_and_plan_missing_frames(overwrite=overwrite)
+    settled, plan = job.write_settings_and_get_job_and_plan(overwrite=overwrite)
     return write_job_pictures(settled, plan.missing, report=report)
 
 
@@ -110,7 +110,7 @@ def build_warp_job(
     settings = WarpSettings() if settings is None else settings
     if settings.reference is not None and has_video_suffix(output):
         raise InputError(f"output: expected files with a reference, such as out.%04d.exr, got {output}")
-    stored = StoredFlow.from_source(flow)
+    stored = StoredFlow.from_path_unless_open(flow)
     plates = PictureFiles(name, settings.mask) if is_sequence_or_video_path(name) else None
     if plates is None and not Path(name).is_file():
         raise InputError(f"{name}: no such file")
@@ -120,7 +120,7 @@ def build_warp_job(
         numbers = (
             stored.numbers
             if frames is None
-            else choose_frame_numbers(find_frame_files(stored.source), frames, "frames")
+            else choose_requested_or_all_frame_numbers(find_frame_files(stored.source), frames, "frames")
         )
         settings = replace(settings, reference=stored.reference, direction="backward", hide_occluded=True)
         return WarpJob(stored, output, tuple(numbers), device, source=name, plates=plates, settings=settings)
@@ -131,7 +131,7 @@ def build_warp_job(
     if reference is not None and not first <= reference <= last:
         raise InputError(f"reference: expected {first} to {last}, which the flow reaches, got {reference}")
     if frames is not None and len(stored.numbers) > 1:
-        numbers = choose_frame_numbers(find_frame_files(stored.source), frames, "frames")
+        numbers = choose_requested_or_all_frame_numbers(find_frame_files(stored.source), frames, "frames")
     else:
         numbers = stored.numbers if reference is None else sorted({*stored.numbers, reference})
     stored.require_directions(*_list_required_directions(settings, numbers))
@@ -159,7 +159,7 @@ class WarpJob(PictureJob):
     _chains: WeakKeyDictionary[ChecksumCache, dict[int, str]] = field(default_factory=WeakKeyDictionary, compare=False)
 
     @property
-    def picture_paths(self) -> list[str]:
+    def input_picture_paths(self) -> list[str]:
         """Files of the pictures that are read."""
         return [self.source] if self.plates is None else self.plates.paths
 
@@ -178,12 +178,12 @@ class WarpJob(PictureJob):
 
     def compute_input_checksums(self, number: int, checksums: ChecksumCache) -> Mapping[str, str | None]:
         """Return the checksums of the picture, and of the flow of every frame in between."""
-        inputs = {"picture": checksums.get_or_compute_checksum_if_readable(self._get_picture_path(number))}
-        mask = get_separate_mask_file(self._get_mask_name(number))
+        inputs = {"picture": checksums.get_or_compute_checksum_if_readable(self._get_source_picture_path(number))}
+        mask = get_separate_mask_file_or_none(self._get_source_mask_name(number))
         if mask is not None:
             inputs["mask"] = checksums.get_or_compute_checksum_if_readable(mask)
-        if self._chain_reference is not None:
-            return {**inputs, "flow": self._compute_chain_digest(self._chain_reference, number, checksums)}
+        if self._chain_reference_or_none is not None:
+            return {**inputs, "flow": self._compute_chain_digest(self._chain_reference_or_none, number, checksums)}
         return {**inputs, "flow": self._compute_flow_file_checksum(number, checksums)}
 
     @property
@@ -192,12 +192,14 @@ class WarpJob(PictureJob):
         return super().frame_rate if self.plates is None else self.plates.frame_rate
 
     @property
-    def _chain_reference(self) -> int | None:
+    def _chain_reference_or_none(self) -> int | None:
         """Frame from which the flow to neighbouring frames is added up; None if each file has all its flow."""
         return self.settings.reference if self.flow.reference is None else None
 
     def _compute_flow_file_checksum(self, number: int, checksums: ChecksumCache) -> str | None:
-        return checksums.get_or_compute_checksum_if_readable(self.flow.path(number)) if number in self.flow else None
+        return (
+            checksums.get_or_compute_checksum_if_readable(self.flow.get_path(number)) if number in self.flow else None
+        )
 
     def _compute_chain_digest(self, reference: int, number: int, checksums: ChecksumCache) -> str:
         """Return the digest of the flow of all frames between the reference and ``number``, each read once."""
@@ -216,10 +218,10 @@ class WarpJob(PictureJob):
             return self.settings.reference
         return number + (1 if self.settings.direction == "forward" else -1)
 
-    def _get_picture_path(self, number: int) -> str:
-        return self.source if self.plates is None else self.plates.path(self._get_source_picture_number(number))
+    def _get_source_picture_path(self, number: int) -> str:
+        return self.source if self.plates is None else self.plates.get_path(self._get_source_picture_number(number))
 
-    def _get_mask_name(self, number: int) -> str | None:
+    def _get_source_mask_name(self, number: int) -> str | None:
         """Return the mask of the picture for a frame."""
         return resolve_mask_for_frame(self.settings.mask, self._get_source_picture_number(number))
 
@@ -233,10 +235,12 @@ class WarpJob(PictureJob):
         with InputReader(
             self._read_input, self._get_input_path, self._iterate_input_keys(frame_numbers), stages, outcome, threads
         ) as reader:
-            if self._chain_reference is None:
-                yield from self._iterate_single_flow_warps(frame_numbers, device, reader, outcome)
+            if self._chain_reference_or_none is None:
+                yield from self._iterate_single_flow_callbacks(frame_numbers, device, reader, outcome)
             else:
-                yield from self._iterate_chained_flow_warps(self._chain_reference, frame_numbers, device, reader)
+                yield from self._iterate_chained_flow_callbacks(
+                    self._chain_reference_or_none, frame_numbers, device, reader
+                )
 
     def close(self) -> None:
         """Close the plates."""
@@ -245,13 +249,13 @@ class WarpJob(PictureJob):
 
     def _iterate_input_keys(self, frame_numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
         """Yield what is read, in the order of use: pictures by path, flow by direction and frame."""
-        reference = self._chain_reference
+        reference = self._chain_reference_or_none
         if reference is None:
             for number in frame_numbers:
                 yield self.settings.direction, number
-                yield "picture", self._get_picture_key(number)
+                yield "picture", self._get_source_number_and_mask(number)
             return
-        yield "picture", self._get_picture_key(reference)
+        yield "picture", self._get_source_number_and_mask(reference)
         yield from (("backward", number) for number in range(reference + 1, max(frame_numbers) + 1))
         yield from (("forward", number) for number in range(reference - 1, min(frame_numbers) - 1, -1))
 
@@ -264,27 +268,27 @@ class WarpJob(PictureJob):
 
     def _get_input_path(self, key: tuple[str, Any]) -> str:
         if key[0] != "picture":
-            return self.flow.path(key[1])
-        return self.source if self.plates is None else self.plates.path(key[1][0])
+            return self.flow.get_path(key[1])
+        return self.source if self.plates is None else self.plates.get_path(key[1][0])
 
-    def _get_picture_key(self, number: int) -> tuple[int, str | None]:
+    def _get_source_number_and_mask(self, number: int) -> tuple[int, str | None]:
         """Return the number of the picture for a frame, and its mask."""
-        return self._get_source_picture_number(number), self._get_mask_name(number)
+        return self._get_source_picture_number(number), self._get_source_mask_name(number)
 
-    def _iterate_single_flow_warps(
+    def _iterate_single_flow_callbacks(
         self, frame_numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         direction = self.settings.direction
 
         def compute(number: int) -> ChannelPicture:
-            flow = reader.get_item_or_raise((direction, number))
+            flow = reader.wait_and_get_current_item_or_raise((direction, number))
             return self._warp_or_copy_picture(number, flow.to(device), device, reader)
 
         for number in frame_numbers:
-            used = {(direction, number), ("picture", self._get_picture_key(number))}
+            used = {(direction, number), ("picture", self._get_source_number_and_mask(number))}
             is_end = False
             try:
-                reader.get_item_or_raise((direction, number))
+                reader.wait_and_get_current_item_or_raise((direction, number))
             except ShotEndsError:
                 is_end = True
             except (InputError, OSError):
@@ -295,7 +299,7 @@ class WarpJob(PictureJob):
                 yield number, partial(compute, number)
             reader.discard_unneeded_items(lambda key, used=used: key not in used)  # type: ignore[misc]
 
-    def _iterate_chained_flow_warps(
+    def _iterate_chained_flow_callbacks(
         self, reference: int, frame_numbers: Sequence[int], device: torch.device, reader: InputReader
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         taken = set[tuple[str, int]]()
@@ -303,7 +307,7 @@ class WarpJob(PictureJob):
         def read(direction: str, number: int) -> Tensor:
             taken.add((direction, number))
             try:
-                flow: Tensor = reader.get_item_or_raise((direction, number)).to(device)
+                flow: Tensor = reader.wait_and_get_current_item_or_raise((direction, number)).to(device)
             except OSError as error:
                 raise InputError(str(error)) from error
             return flow
@@ -315,7 +319,7 @@ class WarpJob(PictureJob):
 
         if reference in frame_numbers:
             yield reference, partial(compute, reference, None)
-        for number, flow in accumulate_flow_to_reference(
+        for number, flow in iterate_accumulated_flow_to_reference(
             reference, frame_numbers, partial(read, "forward"), partial(read, "backward")
         ):
             yield number, partial(compute, number, flow)
@@ -328,15 +332,17 @@ class WarpJob(PictureJob):
         self, number: int, flow: Tensor | None, device: torch.device, reader: InputReader
     ) -> ChannelPicture:
         """Return the picture for a frame; without flow the picture as it is."""
-        path = self._get_picture_path(number)
-        raw: ChannelPicture = reader.get_item_or_raise(("picture", self._get_picture_key(number)))
+        path = self._get_source_picture_path(number)
+        raw: ChannelPicture = reader.wait_and_get_current_item_or_raise(
+            ("picture", self._get_source_number_and_mask(number))
+        )
         reader.add_nonfinite_message_if_any(self._get_source_picture_number(number), raw.note)
         reader.require_unchanged_files()
         pixels = raw.pixels.to(device)
         if flow is None:
             return raw._replace(pixels=pixels)
         if flow.isnan().all():
-            reader.add_unknown_flow_message(number, self.flow.path(number))
-        flow = resize_flow_to_picture(flow, f"the flow {self.flow.source}", pixels, path, self.flow.scale)
+            reader.add_unknown_flow_message(number, self.flow.get_path(number))
+        flow = resize_flow_to_picture_or_raise(flow, f"the flow {self.flow.source}", pixels, path, self.flow.scale)
         valid = None if raw.valid is None else raw.valid.to(device)
         return raw._replace(pixels=warp_image(pixels, flow, valid)[0])

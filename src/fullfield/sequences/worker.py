@@ -46,7 +46,7 @@ class ParentPipe:
         self.send("frame", number)
 
 
-def run_until_parent_ends_then_exit(connection: Connection, task: Callable[[ParentPipe], None]) -> None:
+def run_task_and_send_errors_then_exit(connection: Connection, task: Callable[[ParentPipe], None]) -> None:
     """Do ``task`` until the parent closes the pipe or terminates this process; send it the error that ends the work."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
 

@@ -72,18 +72,18 @@ class WriterThreads:
         finally:
             self._executor.shutdown()
 
-    def submit_write(self, number: int, path: str, size_bytes: int, write: Callable[[], bool]) -> None:
+    def wait_and_submit_write(self, number: int, path: str, size_bytes: int, write: Callable[[], bool]) -> None:
         """Call ``write`` in a thread, once few enough results wait; it returns whether it wrote the frame's file."""
         self._wait_for_writes(compute_max_waiting_results(size_bytes, self._count, self._max_bytes))
-        self._waiting.append(self._executor.submit(self._write_and_record_outcome, number, path, write))
+        self._waiting.append(self._executor.submit(self._write_unless_stopped_and_record, number, path, write))
 
-    def add_problem(self, problem: Problem) -> None:
+    def add_problem_if_new(self, problem: Problem) -> None:
         """Add a problem to the outcome, once; from any thread."""
         with self._lock:
             if problem not in self._outcome.problems:
                 self._outcome.problems.append(problem)
 
-    def record_stream_event(self) -> Any:
+    def record_stream_event_if_cuda(self) -> Any:
         """Return an event after the work of the current stream; None on a CPU."""
         if self._device.type != "cuda":
             return None
@@ -92,7 +92,7 @@ class WriterThreads:
         return event
 
     @contextlib.contextmanager
-    def use_copy_stream(self, tensors: dict[str, Tensor], event: Any) -> Iterator[None]:
+    def use_copy_stream_and_wait(self, tensors: dict[str, Tensor], event: Any) -> Iterator[None]:
         """Run the work inside on a stream of this thread, after ``event``, and wait for it."""
         if not hasattr(self._thread_values, "stream"):
             self._thread_values.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -106,29 +106,29 @@ class WriterThreads:
             end.record(stream)
         end.synchronize()  # asleep: a thread that waits for its stream takes a core
 
-    def copy_to_host(self, tensors: dict[str, Tensor], event: Any) -> dict[str, Tensor]:
+    def copy_to_host_if_on_gpu(self, tensors: dict[str, Tensor], event: Any) -> dict[str, Tensor]:
         """Return copies of the tensors in the host's memory; on a CPU the tensors themselves."""
         if event is None:
             return tensors
         host = {name: torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for name, t in tensors.items()}
-        with self.use_copy_stream(tensors, event):
+        with self.use_copy_stream_and_wait(tensors, event):
             for name, tensor in tensors.items():
                 host[name].copy_(tensor, non_blocking=True)
         return host
 
-    def _wait_for_writes(self, max_count: int) -> None:
+    def _wait_for_writes(self, max_remaining: int) -> None:
         with self._stages.measure("wait for writers"):
-            while len(self._waiting) > max_count:
+            while len(self._waiting) > max_remaining:
                 self._waiting.popleft().result()
 
-    def _write_and_record_outcome(self, number: int, path: str, write: Callable[[], bool]) -> None:
+    def _write_unless_stopped_and_record(self, number: int, path: str, write: Callable[[], bool]) -> None:
         try:
             if self._outcome.stopped is None and write():
                 with self._lock:
                     self._outcome.written.append(number)
         except (InputError, OSError) as error:
             problem = Problem.from_error(path, error)
-            self.add_problem(problem._replace(reason=problem.reason.removeprefix("flow: ")))
+            self.add_problem_if_new(problem._replace(reason=problem.reason.removeprefix("flow: ")))
             if isinstance(error, OSError) and is_fatal_for_writing(error):
                 self._outcome.stopped = f"{path}: {error.strerror}"
         if self._report is not None:

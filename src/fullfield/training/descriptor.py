@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.io.pointcloud import orthonormalize_pose
+from fullfield.io.pointcloud import check_and_orthonormalize_pose
 from fullfield.ops.devices import AUTO, resolve_device
 from fullfield.registration import LearnedDescriptor, read_pose
 from fullfield.registration.descriptors import Floats
@@ -173,7 +173,11 @@ def train_descriptor(
     ]
     for number, (source, target, pose) in enumerate(posed_pairs):
         name = f"posed_pairs[{number}]"
-        truth = read_pose(pose) if isinstance(pose, (str, os.PathLike)) else orthonormalize_pose(pose, f"{name}[2]")
+        truth = (
+            read_pose(pose)
+            if isinstance(pose, (str, os.PathLike))
+            else check_and_orthonormalize_pose(pose, f"{name}[2]")
+        )
         aligned = apply_transform(truth, _load_finite_points(source, f"{name}[0]"))
         real.append((aligned, _load_finite_points(target, f"{name}[1]")))
     with torch.random.fork_rng(devices=[]):

@@ -24,7 +24,7 @@ from fullfield.io.oiio import (
     ImageSource,
     describe_part_channels,
     group_channels_by_layer,
-    open_source,
+    open_image_source,
     write_and_verify_picture,
     write_and_verify_uncompressed_exr,
 )
@@ -64,24 +64,24 @@ def read_selected_flow_and_valid(
 
     Without ``use_valid_channel``, vectors that come from their surroundings count as known.
     """
-    with open_source(path, "openexr", "flow in OpenEXR") as source:
+    with open_image_source(path, "openexr", "flow in OpenEXR") as source:
         return _read_flow_and_valid(
-            source, _find_flow_channel_pair(source, selection), selection.y, window, use_valid_channel
+            source, _find_flow_channels_and_sign_or_raise(source, selection), selection.y, window, use_valid_channel
         )
 
 
 def read_selected_window(path: Path, selection: ChannelSelection) -> FrameWindow:
     """Return the windows of the part that :func:`read_selected_flow_and_valid` reads."""
-    with open_source(path, "openexr", "flow in OpenEXR") as source:
-        return _find_flow_channel_pair(source, selection).part.window
+    with open_image_source(path, "openexr", "flow in OpenEXR") as source:
+        return _find_flow_channels_and_sign_or_raise(source, selection).part.window
 
 
 def has_blender_vectors(source: ImageSource) -> bool:
     """Return whether a file has Blender's pass ``Vector``, which holds both directions."""
-    return any(_find_blender_channels(part, None) for part in source.iterate_parts())
+    return any(_find_blender_channels_or_empty(part, None) for part in source.iterate_parts())
 
 
-def _find_blender_channels(part: ImagePart, layer: str | None) -> dict[str, int]:
+def _find_blender_channels_or_empty(part: ImagePart, layer: str | None) -> dict[str, int]:
     """Return the channels x, y, z, w of Blender's pass ``Vector``; empty where the part has none."""
     for name, channels in group_channels_by_layer(part.channels).items():
         is_vector = (name or part.name).rpartition(".")[2].lower() == "vector"
@@ -90,9 +90,9 @@ def _find_blender_channels(part: ImagePart, layer: str | None) -> dict[str, int]
     return {}
 
 
-def _find_flow_channel_pair(source: ImageSource, selection: ChannelSelection) -> _FlowChannelPair:
+def _find_flow_channels_and_sign_or_raise(source: ImageSource, selection: ChannelSelection) -> _FlowChannelPair:
     part, layer, channels = selection.part, selection.layer, selection.channels
-    seen = [source.find_part(part)] if part is not None else list(source.iterate_parts())
+    seen = [source.find_part_or_raise(part)] if part is not None else list(source.iterate_parts())
     if channels is not None:
         for candidate in seen:
             if all(name in candidate.channels for name in channels):
@@ -105,12 +105,12 @@ def _find_flow_channel_pair(source: ImageSource, selection: ChannelSelection) ->
             group = group_channels_by_layer(candidate.channels).get(name, {})
             # A layer that was not requested by name must say u and v: x and y may be anything.
             for names in _PAIRS if layer is not None else _PAIRS[:1]:
-                if all(axis in group for axis in names) and not _find_blender_channels(candidate, layer):
+                if all(axis in group for axis in names) and not _find_blender_channels_or_empty(candidate, layer):
                     return _FlowChannelPair(candidate, [group[axis] for axis in names])
     for candidate in seen:
         # Blender stores the motion from the frame before to this one, and from this one to the frame after.
         is_direction = layer in (None, "forward", "backward")
-        if group := _find_blender_channels(candidate, None if is_direction else layer):
+        if group := _find_blender_channels_or_empty(candidate, None if is_direction else layer):
             is_back = layer == "backward"
             return _FlowChannelPair(
                 candidate, [group[axis] for axis in ("xy" if is_back else "zw")], -1 if is_back else 1

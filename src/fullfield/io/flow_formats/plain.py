@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError, check_choice
-from fullfield.io.arrays import open_npz, read_npy, read_npz_array, read_npz_shape, write_npy
+from fullfield.io.arrays import open_npz_and_list_arrays, read_npy, read_npz_array, read_npz_shape, write_npy
 from fullfield.io.files import (
     join_to_one_line,
     raise_as_input_errors,
     refuse_implausible_inflated_size,
-    require_nonempty_file,
+    require_nonempty_file_and_get_bytes,
 )
 from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, fill_invalid_with_nan, mark_finite_vectors
-from fullfield.io.oiio import open_source, write_and_verify_picture
+from fullfield.io.oiio import open_image_source, write_and_verify_picture
 
 _FLO_MAGIC = b"PIEH"
 _FLO_UNKNOWN = np.float32(1666666752.0)
@@ -31,7 +31,7 @@ def read_flo(path: Path) -> tuple[Planes, Mask]:
 
     A value beyond 10⁹ (or NaN) marks unknown flow; we write 1666666752, as Middlebury's files do.
     """
-    size = require_nonempty_file(path)
+    size = require_nonempty_file_and_get_bytes(path)
     with path.open("rb") as file:
         head = file.read(12)
         if head[:4] != _FLO_MAGIC:
@@ -76,7 +76,7 @@ def read_flo5(path: Path) -> tuple[Planes, Mask]:
     """Read Spring's ``.flo5``: HDF5 with one dataset ``flow``, ``[H, W, 2]`` float32; NaN marks invalid pixels."""
     import h5py
 
-    size = require_nonempty_file(path)
+    size = require_nonempty_file_and_get_bytes(path)
     if not h5py.is_hdf5(path):
         raise InputError(f"{path}: not a .flo5 file: it does not start like HDF5")
     errors = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
@@ -137,7 +137,7 @@ _LARGEST_TARTANAIR_MASK = 255
 ENCODINGS = ("kitti", "virtual-kitti", "tartanair")
 
 
-def read_kitti(path: Path, encoding: str | None = None) -> tuple[Planes, Mask]:
+def read_kitti_flow(path: Path, encoding: str | None = None) -> tuple[Planes, Mask]:
     """Read flow from a 16-bit RGB PNG, by default in the encoding that its values show.
 
     - ``kitti``, also HD1K: R = 64 u + 2¹⁵, G = 64 v + 2¹⁵, B = 1 where the flow is known, else 0.
@@ -145,16 +145,16 @@ def read_kitti(path: Path, encoding: str | None = None) -> tuple[Planes, Mask]:
     - ``tartanair`` (V2): B = 64 u + 2¹⁵, G = 64 v + 2¹⁵, R = 0 where the flow is known, else the kind of occlusion.
     """
     check_choice(encoding, "encoding", (None, *ENCODINGS))
-    with open_source(path, "png", _KITTI_PNG) as source:
-        part = source.get_first_part()
+    with open_image_source(path, "png", _KITTI_PNG) as source:
+        part = source.get_first_part_or_raise()
         spec = part.spec
         value_type = str(spec.format)
         if value_type != "uint16" or spec.nchannels != 3:
             raise InputError(f"{path}: expected {_KITTI_PNG}, got {value_type} × {spec.nchannels}")
         pixels = np.empty((spec.height, spec.width, 3), np.uint16)
-        for start, band in source.iterate_bands(part, [0, 1, 2], (spec.y, spec.y + spec.height), value_type):
+        for start, band in source.iterate_row_bands(part, [0, 1, 2], (spec.y, spec.y + spec.height), value_type):
             pixels[start - spec.y : start - spec.y + len(band)] = band
-    encoding = encoding or _detect_kitti_encoding(path, pixels)
+    encoding = encoding or _detect_kitti_encoding_or_raise(path, pixels)
     u, v, mask = (2, 1, 0) if encoding == "tartanair" else (0, 1, 2)
     steps, zero = (64.0, 64.0), 32768.0
     if encoding == "virtual-kitti":
@@ -167,7 +167,7 @@ def read_kitti(path: Path, encoding: str | None = None) -> tuple[Planes, Mask]:
     return flow, valid
 
 
-def _detect_kitti_encoding(path: Path, pixels: NDArray[np.uint16]) -> str:
+def _detect_kitti_encoding_or_raise(path: Path, pixels: NDArray[np.uint16]) -> str:
     """Return the encoding of a PNG by its mask; InputError where the mask is none that only one of them has."""
     red, blue = int(pixels[..., 0].max()), int(pixels[..., 2].max())
     if blue == 1 or not pixels.any():
@@ -181,7 +181,7 @@ def _detect_kitti_encoding(path: Path, pixels: NDArray[np.uint16]) -> str:
     )
 
 
-def write_kitti(path: Path, flow: Planes, valid: Mask) -> None:
+def write_kitti_flow(path: Path, flow: Planes, valid: Mask) -> None:
     """Write flow as a KITTI .png file."""
     values = np.where(valid, flow, np.float32(0))
     low, high = float(values.min()), float(values.max())
@@ -203,13 +203,13 @@ def read_npy_flow(path: Path) -> tuple[Planes, Mask]:
     NaN and infinity mark invalid pixels.
     """
     return _convert_to_float32_and_mark_finite(
-        _move_components_first(path, read_npy(path, require_nonempty_file(path)))
+        _move_components_first_or_raise(path, read_npy(path, require_nonempty_file_and_get_bytes(path)))
     )
 
 
 def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
     """Read an .npz file: arrays u and v (VIPER), or flow [H, W, 2] or [2, H, W]; and valid or invalid [H, W]."""
-    with open_npz(path) as (archive, names):
+    with open_npz_and_list_arrays(path) as (archive, names):
         array_name = next((name for name in ("flow", "arr_0") if name in names), names[0] if len(names) == 1 else None)
         if not {"u", "v"} <= set(names) and array_name is None:
             listed = ", ".join(join_to_one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
@@ -221,7 +221,7 @@ def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
                 raise InputError(f"{path}: expected u and v of one shape [H, W], got {listed}")
             values = np.stack([read_npz_array(path, archive, name) for name in ("u", "v")])
         else:
-            values = _move_components_first(path, read_npz_array(path, archive, array_name)).copy()
+            values = _move_components_first_or_raise(path, read_npz_array(path, archive, array_name)).copy()
         masks = {name: read_npz_array(path, archive, name, "fiub") for name in ("valid", "invalid") if name in names}
         doubtful = [name for name in names if "mask" in name.lower()]
     flow, valid = _convert_to_float32_and_mark_finite(values)
@@ -237,7 +237,7 @@ def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
     return flow, valid
 
 
-def _move_components_first(path: Path, array: NDArray[Any]) -> NDArray[Any]:
+def _move_components_first_or_raise(path: Path, array: NDArray[Any]) -> NDArray[Any]:
     """Return ``[2, H, W]``; a last axis of two decides."""
     if array.ndim != 3 or 2 not in (array.shape[0], array.shape[-1]):
         raise InputError(f"{path}: expected flow [H, W, 2] or [2, H, W], got shape {list(array.shape)}")
@@ -258,7 +258,7 @@ def write_npy_flow(path: Path, flow: Planes, valid: Mask) -> None:
 _LONGEST_HEADER = 512
 
 
-def read_pfm(path: Path) -> tuple[Planes, Mask]:
+def read_pfm_flow(path: Path) -> tuple[Planes, Mask]:
     """Read u, v and an ignored third channel from a portable float map; NaN marks invalid pixels."""
     planes = read_pfm_planes(path)
     if len(planes) != 3:
@@ -273,7 +273,7 @@ def read_pfm_planes(path: Path) -> Planes:  # [C, H, W], C = 1 or 3, top row fir
     ``PF`` (three channels) or ``Pf`` (one), width, height, scale; rows from the bottom up. A negative scale means
     little-endian; its magnitude multiplies the values.
     """
-    size = require_nonempty_file(path)
+    size = require_nonempty_file_and_get_bytes(path)
     with path.open("rb") as file:
         head = file.read(_LONGEST_HEADER)
         channels, width, height, scale, start = _parse_pfm_header(path, head)
@@ -295,7 +295,7 @@ def read_pfm_planes(path: Path) -> Planes:  # [C, H, W], C = 1 or 3, top row fir
 
 def read_pfm_size(path: Path) -> tuple[int, int]:
     """Return width and height by the header."""
-    require_nonempty_file(path)
+    require_nonempty_file_and_get_bytes(path)
     with path.open("rb") as file:
         _, width, height, _, _ = _parse_pfm_header(path, file.read(_LONGEST_HEADER))
     return width, height
@@ -331,7 +331,7 @@ def _parse_pfm_header(path: Path, head: bytes) -> tuple[int, int, int, float, in
     return channels, width, height, scale, at + 1
 
 
-def write_pfm(path: Path, flow: Planes, valid: Mask) -> None:
+def write_pfm_flow(path: Path, flow: Planes, valid: Mask) -> None:
     """Write flow as a three-channel PFM file; NaN where it is not valid."""
     height, width = valid.shape
     pixels = np.zeros((height, width, 3), "<f4")

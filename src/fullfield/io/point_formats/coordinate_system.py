@@ -31,20 +31,23 @@ class CoordinateSystem(NamedTuple):
     def name(self) -> str:
         """EPSG code, else the name in the WKT; "unknown" without either."""
         contents = {record.record_id: record.content for record in self.records}
-        names = [_get_name_in_wkt(contents.get(_WKT, b"")), _get_code_in_keys(contents.get(_KEY_DIRECTORY, b""))]
+        names = [
+            _get_epsg_or_title_in_wkt(contents.get(_WKT, b"")),
+            _get_epsg_in_geotiff_keys(contents.get(_KEY_DIRECTORY, b"")),
+        ]
         if not self.is_wkt:
             names.reverse()
         return names[0] or names[1] or "unknown"
 
 
-def _get_name_in_wkt(content: bytes) -> str | None:
+def _get_epsg_or_title_in_wkt(content: bytes) -> str | None:
     text = content.rstrip(b"\0").decode("utf-8", "replace").strip()
     code = re.search(r'(?:AUTHORITY|ID)\["EPSG",\s*"?(\d+)"?\]\s*\]$', text, re.IGNORECASE)
     title = re.match(r'\w+\["([^"]*)"', text)
     return f"EPSG:{code[1]}" if code else title[1] if title else None
 
 
-def _get_code_in_keys(content: bytes) -> str | None:
+def _get_epsg_in_geotiff_keys(content: bytes) -> str | None:
     keys = {key: value for key, _, _, value in struct.iter_unpack("<4H", content[8 : len(content) // 8 * 8])}
     codes = (keys.get(key, 0) for key in (_PROJECTED_KEY, _GEOGRAPHIC_KEY))
     return next((f"EPSG:{code}" for code in codes if 0 < code < _USER_DEFINED), None)

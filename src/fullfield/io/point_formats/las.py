@@ -16,7 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError, SetupError
-from fullfield.io.files import describe_error, join_to_one_line, refuse_implausible_inflated_size, require_nonempty_file
+from fullfield.io.files import (
+    describe_error,
+    join_to_one_line,
+    refuse_implausible_inflated_size,
+    require_nonempty_file_and_get_bytes,
+)
 from fullfield.io.point_formats import PointCloud, scale_colors_to_uint16
 from fullfield.io.point_formats.coordinate_system import RECORD_IDS, CoordinateSystem, SystemRecord
 
@@ -34,24 +39,24 @@ _ROWS = {6: 30, 7: 36, 8: 38, 9: 59, 10: 67}
 
 def read_las(path: Path) -> PointCloud:
     """Read a LAS or LAZ file."""
-    with _open_las(path) as stream:
+    with _check_and_open_las(path) as stream:
         rows = stream.read()
         if len(rows.points) != rows.header.point_count:
             raise InputError(f"{path}: truncated LAS file: {len(rows.points)} of {rows.header.point_count} points")
         return _build_cloud_from_rows(rows)
 
 
-def read_coordinate_system(path: Path) -> CoordinateSystem | None:
+def read_coordinate_system_or_none(path: Path) -> CoordinateSystem | None:
     """Return the coordinate system that a LAS or LAZ file names, without reading its points."""
-    with _open_las(path) as stream:
+    with _check_and_open_las(path) as stream:
         stream.read_evlrs()
-        return _take_coordinate_system(stream.header)
+        return _get_coordinate_system_or_none(stream.header)
 
 
 @contextmanager
-def _open_las(path: Path) -> Iterator[Any]:
+def _check_and_open_las(path: Path) -> Iterator[Any]:
     """Open a checked file with laspy, and raise what fails as InputError."""
-    size = require_nonempty_file(path)
+    size = require_nonempty_file_and_get_bytes(path)
     with path.open("rb") as file:
         _check_header_counts(path, file, size)
     try:
@@ -110,7 +115,7 @@ def write_las(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:
             header.add_extra_dim(laspy.ExtraBytesParams(name=name[:32], type=_choose_extra_bytes_type(values)))
     rows = laspy.LasData(header)
     if cloud.coordinate_system is not None:
-        _store_coordinate_system(laspy, rows, cloud.coordinate_system)
+        _add_coordinate_system_to_rows(laspy, rows, cloud.coordinate_system)
     rows.x, rows.y, rows.z = points.T
     if cloud.colors is not None:
         rows.red, rows.green, rows.blue = scale_colors_to_uint16(cloud.colors).T
@@ -129,7 +134,7 @@ def _choose_extra_bytes_type(values: NDArray[Any]) -> np.dtype[Any]:
     return np.dtype(np.uint8) if values.dtype == bool else values.dtype.newbyteorder("=")
 
 
-def _take_coordinate_system(header: Any) -> CoordinateSystem | None:
+def _get_coordinate_system_or_none(header: Any) -> CoordinateSystem | None:
     records = tuple(
         SystemRecord(record.record_id, _decode_description(record.description), bytes(record.record_data_bytes()))
         for record in (*header.vlrs, *(header.evlrs or ()))
@@ -143,7 +148,7 @@ def _decode_description(description: str | bytes) -> str:
     return text.partition("\0")[0]
 
 
-def _store_coordinate_system(laspy: Any, rows: Any, system: CoordinateSystem) -> None:
+def _add_coordinate_system_to_rows(laspy: Any, rows: Any, system: CoordinateSystem) -> None:
     """Put the records of a coordinate system into rows that will be written; long ones behind the points."""
     rows.header.global_encoding.wkt = system.is_wkt
     extended = laspy.vlrs.vlrlist.VLRList()
@@ -169,7 +174,7 @@ def _build_cloud_from_rows(rows: Any) -> PointCloud:
             columns.update({f"{name}_{i}": column for i, column in enumerate(values.reshape(len(values), -1).T)})
     with np.errstate(over="ignore", invalid="ignore"):  # scales that make no sense
         points = np.asarray(rows.xyz, np.float64)
-    return PointCloud(points, colors, attributes=columns, coordinate_system=_take_coordinate_system(rows.header))
+    return PointCloud(points, colors, attributes=columns, coordinate_system=_get_coordinate_system_or_none(rows.header))
 
 
 def _check_header_counts(path: Path, file: IO[bytes], size: int) -> None:

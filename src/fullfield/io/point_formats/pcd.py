@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import join_to_one_line, refuse_implausible_inflated_size, require_nonempty_file
+from fullfield.io.files import join_to_one_line, refuse_implausible_inflated_size, require_nonempty_file_and_get_bytes
 from fullfield.io.point_formats import (
     PointCloud,
     build_cloud_by_popping_columns,
@@ -31,7 +31,7 @@ _NAN = 0x7FC00000  # a float's bits where there is no colour; as a colour it wou
 
 def read_pcd(path: Path) -> PointCloud:
     """Read a PCD file."""
-    size = require_nonempty_file(path)
+    size = require_nonempty_file_and_get_bytes(path)
     with path.open("rb") as file:
         header = _read_pcd_header(path, file)
         fields = _parse_and_check_fields(path, header)
@@ -164,7 +164,7 @@ def _read_typed_text_columns(
     for name, kind in names_and_types:
         values = columns[name]
         if name in _PACKED and kind[-1] == "4":
-            columns[name] = _parse_packed_colors(values)
+            columns[name] = _convert_numbers_to_packed_colors(values)
             continue
         if kind[1] in "iu":
             limits = np.iinfo(kind)
@@ -179,7 +179,7 @@ def _read_typed_text_columns(
     return columns
 
 
-def _parse_packed_colors(values: NDArray[np.float64]) -> NDArray[np.uint32]:
+def _convert_numbers_to_packed_colors(values: NDArray[np.float64]) -> NDArray[np.uint32]:
     """Return the words of colours from numbers of a text: whole numbers are the word itself, others a float's bits.
 
     The float of a colour without alpha is below 1e-37, so that it is no whole number but 0. A colour that is NaN is
@@ -216,7 +216,7 @@ def _read_compressed_columns(
     return columns
 
 
-def _decompress_lzf(path: Path, data: bytes, size: int) -> bytes:
+def _decompress_lzf(path: Path, data: bytes, expected_bytes: int) -> bytes:
     """Decompress Marc Lehmann's LZF: runs of literals, and copies of 3 to 264 bytes from at most 8192 before."""
     out = bytearray()
     at, end = 0, len(data)
@@ -241,12 +241,12 @@ def _decompress_lzf(path: Path, data: bytes, size: int) -> bytes:
             if distance < length:  # a copy that reaches into itself repeats what it begins with
                 copied = (copied * (length // distance + 1))[:length]
             out += copied
-            if len(out) > size:
+            if len(out) > expected_bytes:
                 break
     except IndexError:
         raise InputError(f"{path}: corrupt PCD file: the packed data cannot be unpacked") from None
-    if len(out) != size:
-        raise InputError(f"{path}: corrupt PCD file: the packed data hold {len(out)} bytes, not {size}")
+    if len(out) != expected_bytes:
+        raise InputError(f"{path}: corrupt PCD file: the packed data hold {len(out)} bytes, not {expected_bytes}")
     return bytes(out)
 
 
