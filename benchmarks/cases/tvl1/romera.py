@@ -170,13 +170,13 @@ def passes_of(schedule: str, level: Level, depth: int, shape: PipelineShape, dev
     if schedule in ("global_pipeline", "shared_pipeline"):
         return [_lines(level, shape, depth, schedule == "shared_pipeline", device)]
     if schedule == OURS:
-        ours = pipeline.build_iteration_pass(level, shape, depth, device)
+        ours = pipeline.plan_iteration_pass(level, shape, depth, device)
         return [Pass(ours.source, "iterate_registers", *ours[1:])]
     raise ValueError(f"expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
 
 
 def compile_all(runs: Sequence[tuple[str, Level, PipelineShape]], iterations: int, device: GpuProperties) -> None:
-    """Compile what ``launch_iterations`` would need for every (schedule, level, shape), all at once."""
+    """Compile what ``launch_iterations_and_update_front`` needs for every (schedule, level, shape), all at once."""
     sources = [
         one.source
         for schedule, level, shape in runs
@@ -204,17 +204,17 @@ class Romera:
         return list(zip(result, kernels, strict=True))
 
     def prepare_iterations(self, level: Level, iterations: int) -> None:
-        """Compile and load what ``launch_iterations`` will launch, and allocate its scratch; before a capture."""
+        """Compile, load and allocate what ``launch_iterations_and_update_front`` needs; before a capture."""
         for depth in set(split_iterations_into_passes(iterations, self._depth)):
             for one, kernels in self._launches(level, depth):
                 kernels.get_kernel(one.name, one.shared)
                 if one.scratch and (self._scratch is None or self._scratch.numel() < one.scratch):
                     self._scratch = torch.empty(one.scratch, dtype=torch.uint8, device=level.device)
 
-    def launch_iterations(
+    def launch_iterations_and_update_front(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
     ) -> None:
-        """As :meth:`fullfield.ops.tvl1.cuda.pipeline.RegisterPipeline.launch_iterations`."""
+        """As :meth:`fullfield.ops.tvl1.cuda.pipeline.RegisterPipeline.launch_iterations_and_update_front`."""
         in_place = self._schedule == "global"
         for depth in split_iterations_into_passes(iterations, self._depth):
             to = level.front if in_place else 1 - level.front

@@ -167,7 +167,9 @@ def _version(schedule: str, precision: str, depth: int | None) -> Version:
         how.prepare_iterations(level, iterations)
 
         def run() -> None:
-            how.launch_iterations(level, iterations, config, torch.cuda.current_stream(device).cuda_stream)
+            how.launch_iterations_and_update_front(
+                level, iterations, config, torch.cuda.current_stream(device).cuda_stream
+            )
 
         counted = cost(schedule, dtype, iterations, shape)
         each = (counted.operations, counted.read, counted.written)

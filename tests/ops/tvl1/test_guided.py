@@ -364,7 +364,7 @@ def test_refine_flow_kernels_equal_reference(name: str, size: tuple[int, int], m
     results = []
     for schedule in (0, 1):
         machine.schedule = schedule
-        results.append(tuple(tensor.clone() for tensor in refiner.refine_without_blending(**inputs)))
+        results.append(tuple(tensor.clone() for tensor in refiner.refine_unblended_with_flags_and_misfits(**inputs)))
     close(results, inputs, config)
 
 
@@ -420,10 +420,12 @@ def test_refine_flow_accepts_batches_and_strides() -> None:
     for name in ("frame1", "frame2"):
         inputs[name] = inputs[name].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).flip(-1).flip(-1)
     refiner = CudaRefiner(24, 40, config, CPU, SMALL)
-    close([refiner.refine_without_blending(**inputs)], inputs, config)
+    close([refiner.refine_unblended_with_flags_and_misfits(**inputs)], inputs, config)
     colour = laid_out(24, 40)
     colour["frame1"] = colour["frame1"].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    close([refiner.refine_without_blending(**colour)], colour, config)  # channels may change from call to call
+    close(
+        [refiner.refine_unblended_with_flags_and_misfits(**colour)], colour, config
+    )  # channels may change from call to call
 
 
 SPOILT: list[tuple[str, Callable[[Tensor], None]]] = [
@@ -467,7 +469,7 @@ def test_refine_without_blending_rounds_equals_smaller_config() -> None:
     inputs, config = laid_out(20, 30), RefinementConfig(warps=1)
     refiner = CudaRefiner(20, 30, config, CPU, SMALL)
     full = refiner(**inputs)[0]
-    close([refiner.refine_without_blending(**inputs, rounds=1)], inputs, config.replace(rounds=1))
+    close([refiner.refine_unblended_with_flags_and_misfits(**inputs, rounds=1)], inputs, config.replace(rounds=1))
     assert torch.equal(refiner(**inputs)[0], full)
 
 

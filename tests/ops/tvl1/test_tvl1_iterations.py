@@ -58,7 +58,7 @@ def iterated_on(
         level.current_dual.fill_(float("nan"))
     how = RegisterPipeline(SHAPES["register_pipeline"] if shape is None else shape)
     how.prepare_iterations(level, iterations)
-    how.launch_iterations(level, iterations, config, 0, **options)
+    how.launch_iterations_and_update_front(level, iterations, config, 0, **options)
     return result(level, config)
 
 

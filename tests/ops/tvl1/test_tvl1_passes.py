@@ -27,7 +27,7 @@ from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.cuda.passes import KernelLaunches, build_plane_descriptor
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
-from fullfield.ops.tvl1.cuda.state import Level, compute_row_pitch
+from fullfield.ops.tvl1.cuda.state import Level, compute_row_pitch_in_elements
 from fullfield.ops.tvl1.frames import compute_gaussian_tap_table, compute_linear_tap_table
 from tests.oracles.tvl1 import VARIANTS
 
@@ -46,7 +46,7 @@ def machine(request: pytest.FixtureRequest, emulate: Callable[..., Emulator]) ->
 def padded(values: Tensor) -> Tensor:
     """Planes [..., H, W] as a pass reads them: with a pitch, NaN behind every row."""
     width = values.shape[-1]
-    out = torch.empty((*values.shape[:-1], compute_row_pitch(width, torch.float32)))
+    out = torch.empty((*values.shape[:-1], compute_row_pitch_in_elements(width, torch.float32)))
     out[..., :width] = values
     return out
 
@@ -106,7 +106,7 @@ def test_resample_pass_equals_reference(size: tuple[int, int], to: tuple[int, in
     if kind == "linear":
         size, to = to, size
     values = torch.randn(2, 3, *size)
-    source, target = padded(values), torch.empty(2, 3, to[0], compute_row_pitch(to[1], torch.float32))
+    source, target = padded(values), torch.empty(2, 3, to[0], compute_row_pitch_in_elements(to[1], torch.float32))
     kit = KernelLaunches(CPU, torch.float32)
     kit.build_resample_launch(
         build_plane_descriptor(source, size[1]), build_plane_descriptor(target, to[1]), kind, scale=(1.5, -2.0)
@@ -165,7 +165,7 @@ def test_linearise_pass_equals_reference(dtype: torch.dtype, size: tuple[int, in
     tolerance = {"atol": 2e-3, "rtol": 1e-3 if half else 1e-5}
     for item in range(2):
         one, two, at = first[item].double(), second[item].double(), origin[item]
-        (value, gx, gy), inside = reference.warp_bicubic(
+        (value, gx, gy), inside = reference.warp_bicubic_and_mark_inside(
             torch.stack([two, *reference.compute_central_gradient(two)]), at
         )
         ax, ay = reference.compute_central_gradient(one)
@@ -185,7 +185,7 @@ class ReferenceIterations:
     def prepare_iterations(self, level: Level, iterations: int) -> None:
         pass
 
-    def launch_iterations(
+    def launch_iterations_and_update_front(
         self, level: Level, iterations: int, config: TVL1Config, _stream: int, *, zero_dual: bool = False
     ) -> None:
         for item in range(level.batch):
@@ -225,10 +225,10 @@ def scene(height: int, width: int, batch: int = 1, shift: int = 2) -> tuple[Tens
 def solved(engine: Engine, frames: tuple[Tensor, Tensor], start: Tensor | None = None) -> Tensor:
     batch, _, height, width = frames[0].shape
     flow = torch.empty(batch, 2, height, width)
-    engine.load_grey_frames_and_bind_output(frames, 0, flow, sets_flags=True)
+    engine.convert_frames_to_grey_and_bind_output(frames, 0, flow, sets_flags=True)
     engine.start.zero_()
     if start is not None:
-        engine.set_initial_flow(start)
+        engine.resample_to_initial_flow(start)
     engine.build_pyramid(0, 2)
     engine.compute_bound_flow(0, sets_flags=True)
     return flow
@@ -428,15 +428,15 @@ def test_tvl1_emulated_initial_flow_equals_reference() -> None:
     _, third = scene(35, 40)
     engine = Engine(1, 35, 40, config, CPU)
     before = solved(engine, (first, second))
-    engine.set_initial_flow_to_last_result()
+    engine.resample_last_result_to_initial_flow()
     kept = engine.start[..., :20].clone()
     flow = torch.empty_like(before)
-    engine.load_grey_frames_and_bind_output((third,), 0, flow)  # the second frame's pyramid lies at place 1
+    engine.convert_frames_to_grey_and_bind_output((third,), 0, flow)  # the second frame's pyramid lies at place 1
     engine.build_pyramid(0)
     engine.compute_bound_flow(1)
     again = solved(engine, (second, third), start=before)
     assert torch.equal(flow, again)
-    engine.set_initial_flow(before)
+    engine.resample_to_initial_flow(before)
     assert torch.equal(engine.start[..., :20], kept)
     assert (again.double() - expected((second, third), config, before)).abs().max() < 1e-3
     assert (again - solved(engine, (second, third))).abs().max() > 1e-3
@@ -527,7 +527,7 @@ def test_benchmark_solver_runs_schedule_on_every_level(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("without_gpu")
 def test_persistent_solver_keeps_flow_until_written(monkeypatch: pytest.MonkeyPatch) -> None:
     living: list[weakref.ref[Tensor]] = []
-    read, solve = Engine.load_grey_frames_and_bind_output, Engine.compute_bound_flow
+    read, solve = Engine.convert_frames_to_grey_and_bind_output, Engine.compute_bound_flow
 
     def noting(engine: Engine, frames: tuple[Tensor, ...], place: int, flow: Tensor | None, **options: bool) -> None:
         if flow is not None:
@@ -538,14 +538,14 @@ def test_persistent_solver_keeps_flow_until_written(monkeypatch: pytest.MonkeyPa
         solve(engine, first, **options)
         assert living[-1]() is not None
 
-    monkeypatch.setattr(Engine, "load_grey_frames_and_bind_output", noting)
+    monkeypatch.setattr(Engine, "convert_frames_to_grey_and_bind_output", noting)
     monkeypatch.setattr(Engine, "compute_bound_flow", looking)
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     frames = [frame * 255 for frame in scene(35, 40)]
     solver = persistent.PersistentSolver((1, 1, 35, 40), config, dtype=torch.float32)
     solver(*frames)
     solver.step(frames[0])
-    solver_module.CudaSolver(35, 40, config, CPU).launch_pair(*frames, None, None)
+    solver_module.CudaSolver(35, 40, config, CPU).launch_pair_for_flow_and_flags(*frames, None, None)
     assert len(living) == 4
 
 
@@ -554,25 +554,25 @@ def test_tvl1_cuda_records_each_batch_size_once() -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     frames, start = scene(35, 40, batch=2), torch.randn(2, 2, 35, 40)
     solver = solver_module.CudaSolver(35, 40, config, CPU)
-    flow, flags = solver.launch_pair(*frames, None, None)
+    flow, flags = solver.launch_pair_for_flow_and_flags(*frames, None, None)
     assert solver._graph is None
-    warm, _ = solver.launch_pair(*frames, start, None)
+    warm, _ = solver.launch_pair_for_flow_and_flags(*frames, start, None)
     graph = solver._graph
     assert graph is not None
-    again, _ = solver.launch_pair(*frames, None, None)
+    again, _ = solver.launch_pair_for_flow_and_flags(*frames, None, None)
     assert solver._graph is graph
     assert torch.equal(again, flow)
     assert int(flags) == 0
     engine = Engine(2, 35, 40, config, CPU)
     assert torch.equal(warm, solved(engine, frames, start))
     frames[1][1, 0, 20, 20] = float("nan")
-    assert int(solver.launch_pair(*frames, None, None)[1]) & 2
+    assert int(solver.launch_pair_for_flow_and_flags(*frames, None, None)[1]) & 2
     forgotten = solver._in_order.forgotten  # type: ignore[attr-defined]
     assert forgotten == 2, "the buffers, and the tables of the first start from a flow"
     assert solver._engine is not None
     everything = {tensor.data_ptr() for tensor in solver._engine.iterate_tensors()}
-    assert {tensor.data_ptr() for tensor in solver._engine._passes.iterate_tables()} < everything
-    alone, flags = solver.launch_pair(frames[0][:1], frames[1][:1], None, None)
+    assert {tensor.data_ptr() for tensor in solver._engine._passes.iterate_table_tensors()} < everything
+    alone, flags = solver.launch_pair_for_flow_and_flags(frames[0][:1], frames[1][:1], None, None)
     assert solver._graph is None
     assert solver._in_order.forgotten == forgotten + 1, "new buffers, which no stream has used"  # type: ignore[attr-defined]
     assert int(flags) == 0

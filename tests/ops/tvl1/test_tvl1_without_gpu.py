@@ -9,12 +9,12 @@ import torch
 
 from fullfield.ops import _recording
 from fullfield.ops.tvl1.cuda.pipeline import split_iterations_into_passes
-from fullfield.ops.tvl1.cuda.state import Level, compute_row_pitch, count_level_planes
+from fullfield.ops.tvl1.cuda.state import Level, compute_row_pitch_in_elements, count_level_planes
 
 
 def test_level_planes_share_one_allocation() -> None:
     level = Level(2, 5, 70, torch.float16, torch.device("cpu"))
-    assert level.pitch == compute_row_pitch(70, torch.float16) == 128
+    assert level.pitch == compute_row_pitch_in_elements(70, torch.float16) == 128
     assert level.memory.shape == (2, count_level_planes(torch.float16), 5, 128)
     level.memory.zero_()
     level.current_flow.fill_(1)

@@ -131,8 +131,8 @@ def compute_linear_system_rows(
 
 
 @_helper
-def _compute_row_flow_jumps(planes, plane_size, pitch, height, width, y, jumps_out, at):
-    """Write to jumps_out[at + x] the largest forward difference in row ``y``, 0 beyond the frame's sides."""
+def _write_row_flow_jumps(planes, plane_size, pitch, height, width, y, jumps_out, jumps_start):
+    """Write to jumps_out[jumps_start + x] the largest forward difference in row ``y``, 0 beyond the frame's sides."""
     zero = splat(np.float32(0.0))
     row = (y + 1) * pitch + LEFT
     down = pitch if y < height - 1 else 0
@@ -145,8 +145,8 @@ def _compute_row_flow_jumps(planes, plane_size, pitch, height, width, y, jumps_o
             below = load(planes, i + down) - u
             largest = maximum(largest, maximum(maximum(across, zero - across), maximum(below, zero - below)))
             i += plane_size
-        store(jumps_out, at + x, largest)
-    for x in range(at + width, at - LEFT + pitch):
+        store(jumps_out, jumps_start + x, largest)
+    for x in range(jumps_start + width, jumps_start - LEFT + pitch):
         jumps_out[x] = np.float32(0.0)
 
 
@@ -208,13 +208,13 @@ def filter_by_weighted_median_rows(
             i = (y + 1) * pitch + LEFT + width + plane * plane_size
             planes[i] = planes[i - 1]
     for y in range(max(0, top - RADIUS), min(height, top + RADIUS)):
-        _compute_row_flow_jumps(planes, plane_size, pitch, height, width, y, jumps, y % SPAN * pitch + LEFT)
+        _write_row_flow_jumps(planes, plane_size, pitch, height, width, y, jumps, y % SPAN * pitch + LEFT)
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         first = max(0, y - RADIUS)
         last = min(height - 1, y + RADIUS)
         if last == y + RADIUS:
-            _compute_row_flow_jumps(planes, plane_size, pitch, height, width, last, jumps, last % SPAN * pitch + LEFT)
+            _write_row_flow_jumps(planes, plane_size, pitch, height, width, last, jumps, last % SPAN * pitch + LEFT)
         _mark_columns_near_flow_jumps(jumps, pitch, width, first, last, threshold, active)
         for x in range(0, width, 16):
             i = row + x

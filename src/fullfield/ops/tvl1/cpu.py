@@ -16,11 +16,11 @@ from fullfield._kernels.threads import run_tasks_and_wait, split_into_row_ranges
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.frames import (
     Float32TapTable,
+    check_and_solve_each_pair,
     compute_gaussian_tap_table,
     compute_level_sizes,
     compute_linear_tap_table,
     compute_progress_and_level_text,
-    solve_each_pair,
 )
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class CpuSolver:
         self, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None
     ) -> Tensor:
         """Estimate the flow; see :func:`create_solver`."""
-        return solve_each_pair(self._solve_grey, torch.float32, frame1, frame2, initial_flow, progress)
+        return check_and_solve_each_pair(self._solve_grey, torch.float32, frame1, frame2, initial_flow, progress)
 
     def _solve_grey(
         self, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None
@@ -197,11 +197,13 @@ class CpuSolver:
     def _linearise_and_iterate(self, level: _LevelLayout, is_flow_in_scratch: bool) -> None:
         """Linearise the data term and iterate on it; ``is_flow_in_scratch``: the flow lies in the scratch."""
         config = self._config
-        linearise = partial(self._linearise_rows, level, is_flow_in_scratch)
+        linearise = partial(self._restore_flow_and_linearise_rows, level, is_flow_in_scratch)
         for start in range(0, config.iterations, DEPTH):
             self._run_inner_iterations(level, min(DEPTH, config.iterations - start), linearise if start == 0 else None)
 
-    def _linearise_rows(self, level: _LevelLayout, is_flow_in_scratch: bool, top: int, bottom: int) -> None:
+    def _restore_flow_and_linearise_rows(
+        self, level: _LevelLayout, is_flow_in_scratch: bool, top: int, bottom: int
+    ) -> None:
         k, state, size, pitch = self._k, self._state, level.size, level.pitch
         if is_flow_in_scratch:
             for plane in (k.U, k.V):

@@ -93,7 +93,7 @@ def convert_to_grey_255(frame: Tensor) -> Tensor:
     return luma
 
 
-def solve_each_pair(
+def check_and_solve_each_pair(
     solve_pair: PairSolver,
     dtype: torch.dtype,
     frame1: Tensor,  # [B, C, H, W], as check_and_detach_frame lets pass
@@ -163,7 +163,7 @@ def compute_progress_and_level_text(
     return finished_pixels / sum(pixels), f"level {len(sizes) - level_index} of {len(sizes)}, {width}×{height}"
 
 
-def _clamp_tap_indices(first: NDArray[np.int64], weight: NDArray[np.float64], size: int) -> TapTable:
+def _build_clamped_tap_table(first: NDArray[np.int64], weight: NDArray[np.float64], size: int) -> TapTable:
     index = first[:, None] + np.arange(weight.shape[1])
     return np.clip(index, 0, size - 1).astype(np.int32), weight
 
@@ -172,7 +172,7 @@ def _compute_source_centers(size_in: int, size_out: int) -> NDArray[np.float64]:
     return (np.arange(size_out, dtype=np.float64) + 0.5) * (size_in / size_out) - 0.5
 
 
-def compute_gaussian_taps(size_in: int, size_out: int) -> FirstTapsAndWeights:
+def compute_gaussian_first_taps_and_weights(size_in: int, size_out: int) -> FirstTapsAndWeights:
     """Return a Gaussian low-pass with decimation by r: sigma = 0.6 sqrt(r^2 - 1) input pixels (IPOL 2013).
 
     Returns (index of the first tap [size_out], weight [size_out, taps]); taps beyond the border count for the pixel at
@@ -188,8 +188,11 @@ def compute_gaussian_taps(size_in: int, size_out: int) -> FirstTapsAndWeights:
     return first, weight / weight.sum(axis=1, keepdims=True)
 
 
-def compute_linear_taps(size_in: int, size_out: int) -> FirstTapsAndWeights:
-    """Return bilinear taps, pixel centres aligned by area, borders clamped; two taps, as ``compute_gaussian_taps``."""
+def compute_linear_first_taps_and_weights(size_in: int, size_out: int) -> FirstTapsAndWeights:
+    """Return bilinear taps, two an output, in the form of ``compute_gaussian_first_taps_and_weights``.
+
+    Pixel centres are aligned by area, borders clamped.
+    """
     centre = np.clip(_compute_source_centers(size_in, size_out), 0.0, size_in - 1.0)
     first = np.floor(centre).astype(np.int64)
     t = centre - first
@@ -197,10 +200,10 @@ def compute_linear_taps(size_in: int, size_out: int) -> FirstTapsAndWeights:
 
 
 def compute_gaussian_tap_table(size_in: int, size_out: int) -> TapTable:
-    """Return ``compute_gaussian_taps`` as (index, weight), both [size_out, taps]; indices are clamped to the border."""
-    return _clamp_tap_indices(*compute_gaussian_taps(size_in, size_out), size_in)
+    """Return the Gaussian taps as (index, weight), both [size_out, taps]; indices are clamped to the border."""
+    return _build_clamped_tap_table(*compute_gaussian_first_taps_and_weights(size_in, size_out), size_in)
 
 
 def compute_linear_tap_table(size_in: int, size_out: int) -> TapTable:
-    """Return ``compute_linear_taps`` as (index, weight), both [size_out, 2]; indices are clamped to the border."""
-    return _clamp_tap_indices(*compute_linear_taps(size_in, size_out), size_in)
+    """Return the bilinear taps as (index, weight), both [size_out, 2]; indices are clamped to the border."""
+    return _build_clamped_tap_table(*compute_linear_first_taps_and_weights(size_in, size_out), size_in)

@@ -118,11 +118,13 @@ class FlowRefiner:
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             if self._cuda is None:
-                return QueuedFlow(self._run_all_passes(first, second, prior, back))
+                return QueuedFlow(self._run_all_passes_and_blend(first, second, prior, back))
             refined, flags = self._cuda(first, second, prior, back)
-        return QueuedFlow(refined, lambda: self._raise_flagged_error(int(flags)))
+        return QueuedFlow(refined, lambda: self._raise_error_if_flagged(int(flags)))
 
-    def _run_all_passes(self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None) -> Tensor:
+    def _run_all_passes_and_blend(
+        self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None
+    ) -> Tensor:
         """Run all passes over checked tensors, on the CPU or by the reference."""
         flow, misfits = initial, list[Tensor]()
         flow_after_first: Tensor | None = None
@@ -156,7 +158,7 @@ class FlowRefiner:
             if self._cpu is None:
                 coupling = compute_prior_weights(prior[item_slice], item_backward, config)[0]
                 pair = guided_reference.RefinementInput(*frames, prior[item], coupling)
-                refined[item], misfit[item] = guided_reference.refine_pair(pair, config)
+                refined[item], misfit[item] = guided_reference.refine_pair_and_get_misfits(pair, config)
             else:
                 colours, one, two = (plane.contiguous().numpy() for plane in frames)
                 other = None if item_backward is None else item_backward[0].numpy()
@@ -165,7 +167,7 @@ class FlowRefiner:
         check_finite(refined, "flow", FINITE_FLOW)
         return refined, misfit
 
-    def _raise_flagged_error(self, flags: int) -> None:
+    def _raise_error_if_flagged(self, flags: int) -> None:
         """Raise the error that the kernels noted."""
         if not flags:
             return

@@ -69,7 +69,7 @@ class CpuRefiner:
         threads: int,
         rounds: int,
     ) -> tuple[Plane, torch.Tensor]:  # [2, H, W]
-        """Refine a flow; return it with the misfits of ``guided_reference.refine_pair``."""
+        """Refine a flow; return it with the misfits of ``guided_reference.refine_pair_and_get_misfits``."""
         colours, first, second = frames
         k, level, config = self._k, self._level, self._config
         self._threads = threads
@@ -83,8 +83,8 @@ class CpuRefiner:
                 for start in range(0, config.iterations, _DEPTH):
                     self._run_inner_iterations(min(_DEPTH, config.iterations - start))
                 if warp < config.warps - 1:
-                    self._filter_flow_inplace(self._filter_by_median)
-            self._filter_flow_inplace(partial(self._filter_by_weighted_median, len(colours)))
+                    self._filter_flow_inplace(self._write_row_medians_to_scratch)
+            self._filter_flow_inplace(partial(self._write_weighted_row_medians_to_scratch, len(colours)))
         flow = np.empty((2, self._height, self._width), np.float32)
         where = (self._state, level.size, level.pitch, self._width)
         self._run_kernel_over_row_strips(
@@ -154,12 +154,12 @@ class CpuRefiner:
         self._run_kernel_over_row_strips(partial(kernel, scratch), strips_per_thread=4)
         self._state[: 2 * level.size] = scratch[: 2 * level.size]
 
-    def _filter_by_median(self, scratch: Plane, top: int, bottom: int) -> None:
+    def _write_row_medians_to_scratch(self, scratch: Plane, top: int, bottom: int) -> None:
         level, line = self._level, np.zeros(6 * self._level.pitch, np.float32)
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         self._k.filter_rows_by_median(self._state, *where, scratch, 5, line)
 
-    def _filter_by_weighted_median(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
+    def _write_weighted_row_medians_to_scratch(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
         level, config = self._level, self._config
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         limits = (np.float32(config.filter_colour), self._nearness, np.float32(config.filter_threshold))

@@ -29,7 +29,7 @@ from fullfield.ops._launching import (
 )
 from fullfield.ops._recording import StreamOrderedCalls, record_cuda_graph
 from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
-from fullfield.ops.tvl1.cuda.state import compute_row_pitch
+from fullfield.ops.tvl1.cuda.state import compute_row_pitch_in_elements
 from fullfield.ops.tvl1.frames import BRIGHTEST
 from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel
 
@@ -156,7 +156,7 @@ def count_refiner_planes(passes: int) -> int:
 
 def count_buffer_bytes(height: int, width: int, passes: int = 1) -> int:
     """Return the bytes that a refiner keeps on the device."""
-    return count_refiner_planes(passes) * height * compute_row_pitch(width, torch.float32) * 4
+    return count_refiner_planes(passes) * height * compute_row_pitch_in_elements(width, torch.float32) * 4
 
 
 class _RefinementGraphKey(NamedTuple):
@@ -194,7 +194,7 @@ class CudaRefiner:
         self._config, self._size, self._shape, self._device = config, (height, width), shape, device
         self._filter_name = f"guided_median_{config.filter_precision}"
         self._about = about = _launching.get_device_gpu_properties(device)
-        self._pitch = compute_row_pitch(width, torch.float32)
+        self._pitch = compute_row_pitch_in_elements(width, torch.float32)
         starts = range(0, config.iterations, shape.depth)
         self._depths = [min(shape.depth, config.iterations - start) for start in starts]
         depths = [] if strips is None else sorted(set(self._depths))
@@ -228,20 +228,20 @@ class CudaRefiner:
     ) -> tuple[Tensor, Tensor]:
         """Refine a flow by all passes; return what remains, [B, 2, H, W], with flags. Both are on the device."""
         passes = self.passes if backward is not None else self.passes[-1:]
-        return self._run_refinement(
+        return self._refine_with_flags_and_misfits(
             frame1, frame2, flow, backward, _RefinementGraphKey(frame1.shape[1], passes, blends=True)
         )[:2]
 
-    def refine_without_blending(
+    def refine_unblended_with_flags_and_misfits(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, rounds: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return one pass's flow with all of its change, flags, and the misfits [B, N] of ``guided_reference``."""
         rounds = self._config.rounds if rounds is None else rounds
-        return self._run_refinement(
+        return self._refine_with_flags_and_misfits(
             frame1, frame2, flow, backward, _RefinementGraphKey(frame1.shape[1], (rounds,), blends=False)
         )
 
-    def _run_refinement(
+    def _refine_with_flags_and_misfits(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, graph_key: _RefinementGraphKey
     ) -> tuple[Tensor, Tensor, Tensor]:
         refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)
@@ -302,11 +302,13 @@ class CudaRefiner:
         p.threshold, p.per_trust = config.filter_threshold, 1 / config.trust**2 if config.trust else 0.0
         return p
 
-    def _build_launch(self, name: str, p: ctypes.Structure, tile: tuple[int, int], threads: int = 256) -> Launch:
-        """Return a launch; ``tile`` holds rows and columns of a block."""
-        rows = p.height * (2 if name == "guided_down" else 1)
-        p.tiles = -(-p.width // tile[1])
-        return Launch(self._library, name, p.tiles * -(-rows // tile[0]), threads, p)
+    def _build_launch(
+        self, kernel_name: str, p: ctypes.Structure, tile_rows_columns: tuple[int, int], threads: int = 256
+    ) -> Launch:
+        """Return a launch; ``tile_rows_columns`` holds rows and columns of a block."""
+        rows = p.height * (2 if kernel_name == "guided_down" else 1)
+        p.tiles = -(-p.width // tile_rows_columns[1])
+        return Launch(self._library, kernel_name, p.tiles * -(-rows // tile_rows_columns[0]), threads, p)
 
     def _launch_input_conversion(
         self, frames: tuple[Tensor, Tensor], flow: Tensor, backward: Tensor | None, refined_out: Tensor
@@ -378,10 +380,10 @@ class CudaRefiner:
                 launches.append(("weighted median", self._build_launch(self._filter_name, p, (_DOWN, _ACROSS))))
         return launches
 
-    def _build_pass_params(self, graph_key: _RefinementGraphKey, start: int | None) -> ctypes.Structure:
+    def _build_pass_params(self, graph_key: _RefinementGraphKey, start_address: int | None) -> ctypes.Structure:
         """Return the parameters of a pass that starts from the flow at an address; None: from the caller's."""
         p = self._build_kernel_params(graph_key.channels)
-        p.given = start
+        p.given = start_address
         return p
 
     @property

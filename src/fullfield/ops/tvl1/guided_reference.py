@@ -15,7 +15,7 @@ from fullfield.ops.tvl1.reference import (
     compute_divergence,
     compute_forward_gradient,
     median_filter,
-    warp_bicubic,
+    warp_bicubic_and_mark_inside,
 )
 
 
@@ -36,7 +36,7 @@ class RefinementInput(NamedTuple):
     coupling: Tensor  # [H, W]
 
 
-def refine_pair(refinement_input: RefinementInput, config: RefinementConfig) -> tuple[Tensor, Tensor]:
+def refine_pair_and_get_misfits(refinement_input: RefinementInput, config: RefinementConfig) -> tuple[Tensor, Tensor]:
     """Refine one pair; return the flow [2, H, W], and the misfits before its first two rounds or the only one."""
     colours, first, second, prior, coupling = refinement_input
     edge = compute_edge_weights(colours, config.edges)
@@ -112,7 +112,7 @@ def compute_linear_systems_and_fit(
 
     ``fit``: how well the gradients say that the flow is right, for the weighted median.
     """
-    (sampled_x, sampled_y), inside = warp_bicubic(second_gradient, flow)
+    (sampled_x, sampled_y), inside = warp_bicubic_and_mark_inside(second_gradient, flow)
     xx, xy, yy = second_derivatives
     rx, ry = sampled_x - first_gradient[0], sampled_y - first_gradient[1]
     data = inside.to(flow.dtype) * config.lambda_

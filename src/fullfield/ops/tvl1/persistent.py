@@ -113,12 +113,15 @@ class PersistentSolver:
         Raises:
             InputError: if a frame has another shape, dtype or device.
         """
-        frames = self._check_and_detach_frame(frame1, "frame1"), self._check_and_detach_frame(frame2, "frame2")
+        frames = (
+            self._check_and_convert_frame_to_tensor(frame1, "frame1"),
+            self._check_and_convert_frame_to_tensor(frame2, "frame2"),
+        )
         with self._lock, self._in_order(self._engine.iterate_tensors):
             flow = self._check_or_create_out(out)
             end = self._record_start_and_get_end_event()
             self._engine.start.zero_()
-            self._engine.load_grey_frames_and_bind_output(frames, 0, flow)
+            self._engine.convert_frames_to_grey_and_bind_output(frames, 0, flow)
             self._pair.replay()
             self._record_end_event_and_count_flow(end)
             self._previous = 1
@@ -129,18 +132,18 @@ class PersistentSolver:
 
         The pyramid of the previous frame is reused. With ``warm_start`` the previous flow is the start.
         """
-        tensor = self._check_and_detach_frame(frame, "frame")
+        tensor = self._check_and_convert_frame_to_tensor(frame, "frame")
         with self._lock, self._in_order(self._engine.iterate_tensors):
             if self._previous is None:
                 self._previous = 0
                 self._engine.start.zero_()
-                self._engine.load_grey_frames_and_bind_output((tensor,), 0, None)
+                self._engine.convert_frames_to_grey_and_bind_output((tensor,), 0, None)
                 self._engine.build_pyramid(0)
                 return None
             flow = self._check_or_create_out(out)
             end = self._record_start_and_get_end_event()
             self._previous = 1 - self._previous
-            self._engine.load_grey_frames_and_bind_output((tensor,), self._previous, flow)
+            self._engine.convert_frames_to_grey_and_bind_output((tensor,), self._previous, flow)
             self._steps[self._previous].replay()
             self._record_end_event_and_count_flow(end)
         return flow
@@ -171,7 +174,7 @@ class PersistentSolver:
 
     # ---- one call
 
-    def _check_and_detach_frame(self, frame: Any, name: str) -> Tensor:
+    def _check_and_convert_frame_to_tensor(self, frame: Any, name: str) -> Tensor:
         tensor = _convert_dlpack_to_tensor(frame, name)
         _check.check_tensor(tensor, name, self.shape, dtypes=(self.dtype,), device=self.device)
         return tensor.detach()
@@ -204,7 +207,7 @@ class PersistentSolver:
         self._engine.build_pyramid(slot, frame_count)
         self._engine.compute_bound_flow(0 if frame_count == 2 else 1 - slot)
         if self.warm_start:
-            self._engine.set_initial_flow_to_last_result()
+            self._engine.resample_last_result_to_initial_flow()
 
     def _create_engine(self, batch: int, height: int, width: int) -> Engine:
         """Return the engine; benchmarks override this to use another schedule."""
@@ -214,7 +217,7 @@ class PersistentSolver:
         """Compile and load everything, and make every launch once."""
         frame = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         flow = self._check_or_create_out(None)
-        self._engine.load_grey_frames_and_bind_output((frame, frame), 0, flow)
+        self._engine.convert_frames_to_grey_and_bind_output((frame, frame), 0, flow)
         for index, frames in ((0, 2), (0, 1), (1, 1)):
             self._build_pyramids_solve_and_set_next_start(index, frames)
         del flow  # not before: tables that are made on the way would get its memory while it is still to be written
@@ -242,9 +245,11 @@ def _create_timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _convert_dlpack_to_tensor(value: Any, name: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
-    _check.require(hasattr(value, "__dlpack__"), name, "a tensor or an array with __dlpack__", value)
-    tensor: Tensor = torch.from_dlpack(value)  # type: ignore[attr-defined]
+def _convert_dlpack_to_tensor(tensor_or_dlpack: Any, name: str) -> Tensor:
+    if isinstance(tensor_or_dlpack, Tensor):
+        return tensor_or_dlpack
+    _check.require(
+        hasattr(tensor_or_dlpack, "__dlpack__"), name, "a tensor or an array with __dlpack__", tensor_or_dlpack
+    )
+    tensor: Tensor = torch.from_dlpack(tensor_or_dlpack)  # type: ignore[attr-defined]
     return tensor

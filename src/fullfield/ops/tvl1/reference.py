@@ -13,11 +13,11 @@ from torch.nn.functional import pad
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, TVL1Config
 from fullfield.ops.tvl1.frames import (
     TapTable,
+    check_and_solve_each_pair,
     compute_gaussian_tap_table,
     compute_level_sizes,
     compute_linear_tap_table,
     compute_progress_and_level_text,
-    solve_each_pair,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Co
 
 def create_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
     """Return a function of checked frames, a start and a progress to the flow."""
-    return partial(solve_each_pair, partial(solve, config=config), dtype)
+    return partial(check_and_solve_each_pair, partial(solve, config=config), dtype)
 
 
 def solve(
@@ -56,10 +56,10 @@ def solve(
     for number in range(last, -1, -1):
         first, second = pyramid[number]
         kind = compute_linear_tap_table if number < last else compute_gaussian_tap_table
-        flow = _resize_flow(flow, first, kind)
+        flow = _resize_flow_or_create_zeros(flow, first, kind)
         dual = first.new_zeros(4, *sizes[number])
         for warp in range(config.warps):
-            flow, dual = _linearise_and_iterate(first, second, flow, dual, config)
+            flow, dual = _linearise_iterate_and_filter(first, second, flow, dual, config)
             if progress is not None:
                 progress(*compute_progress_and_level_text(sizes, number, (warp + 1) / config.warps))
     assert flow is not None  # there is at least one level
@@ -83,7 +83,9 @@ def resample_plane(plane: Tensor, size: tuple[int, int], compute_tap_table: Call
     return _resample_vertically(rows.T, compute_tap_table(width, size[1])).T.contiguous()
 
 
-def _resize_flow(flow: Tensor | None, like: Tensor, compute_tap_table: Callable[[int, int], TapTable]) -> Tensor:
+def _resize_flow_or_create_zeros(
+    flow: Tensor | None, like: Tensor, compute_tap_table: Callable[[int, int], TapTable]
+) -> Tensor:
     height, width = like.shape
     if flow is None:
         return like.new_zeros(2, height, width)
@@ -106,7 +108,7 @@ def _compute_cubic_weights(t: Tensor) -> Tensor:
     )
 
 
-def warp_bicubic(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
+def warp_bicubic_and_mark_inside(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
     """Sample planes [N, H, W] at x + flow; also return the mask [H, W] of targets in the frame; borders replicated."""
     _, height, width = planes.shape
     x = torch.arange(width, device=flow.device, dtype=flow.dtype) + flow[0]
@@ -125,10 +127,12 @@ def warp_bicubic(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
     return out, inside
 
 
-def _linearise_and_iterate(
+def _linearise_iterate_and_filter(
     first: Tensor, second: Tensor, flow: Tensor, dual: Tensor, config: TVL1Config
 ) -> tuple[Tensor, Tensor]:
-    (value, gx, gy), inside = warp_bicubic(torch.stack([second, *compute_central_gradient(second)]), flow)
+    (value, gx, gy), inside = warp_bicubic_and_mark_inside(
+        torch.stack([second, *compute_central_gradient(second)]), flow
+    )
     ax, ay = compute_central_gradient(first)
     gx = torch.where(inside, gx + config.gradient_blend * (ax - gx), 0)
     gy = torch.where(inside, gy + config.gradient_blend * (ay - gy), 0)

@@ -14,7 +14,7 @@ from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import fused
 from fullfield.ops.tvl1.cuda.passes import KernelLaunches, Planes, build_plane_descriptor
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
-from fullfield.ops.tvl1.cuda.state import FLOW, Level, compute_row_pitch, count_state_elements
+from fullfield.ops.tvl1.cuda.state import FLOW, Level, compute_row_pitch_in_elements, count_state_elements
 from fullfield.ops.tvl1.frames import compute_level_sizes, compute_progress_and_level_text
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class IterationSchedule(Protocol):
         """Compile and allocate what the iterations of a level need."""
         ...
 
-    def launch_iterations(
+    def launch_iterations_and_update_front(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
     ) -> None:
         """Queue the iterations of a level on a stream."""
@@ -45,7 +45,7 @@ class Engine:
 
     The frames' pyramids have two slots, 0 and 1. ``start`` [B, 2, h, w] of the coarsest level is where the flow
     begins; whoever solves fills it. :meth:`compute_bound_flow` reads the address of its result [B, 2, H, W] from device
-    memory, where :meth:`load_grey_frames_and_bind_output` writes it: so a captured graph serves every address.
+    memory, where :meth:`convert_frames_to_grey_and_bind_output` writes it: so a captured graph serves every address.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Engine:
         self._schedule: IterationSchedule = RegisterPipeline() if schedule is None else schedule
         self._dtype = dtype = DTYPES[config.precision]
         self._passes, self._about = KernelLaunches(device, dtype), _launching.get_device_gpu_properties(device)
-        pitches = [compute_row_pitch(w, torch.float32) for _, w in sizes]
+        pitches = [compute_row_pitch_in_elements(w, torch.float32) for _, w in sizes]
         self._images = [self._allocate((2, batch, h, p)) for (h, _), p in zip(sizes, pitches, strict=True)]
         # Neighbouring levels' flows lie in different memory, as one becomes the other.
         flows = [self._allocate((batch * FLOW * h * p,)) for (h, _), p in zip(sizes[:2], pitches, strict=False)]
@@ -96,9 +96,9 @@ class Engine:
         """Yield all tensors of this object on the device; the first start from a flow adds two tables."""
         yield from (*self._images, *self._flows[:2], self._state, self.start, self._strip)
         yield from (self.flags, self._flow_at)
-        yield from self._passes.iterate_tables()
+        yield from self._passes.iterate_table_tensors()
 
-    def load_grey_frames_and_bind_output(
+    def convert_frames_to_grey_and_bind_output(
         self, frames: tuple[Tensor, ...], slot: int, flow_out: Tensor | None, *, sets_flags: bool = False
     ) -> None:
         """Read one or two frames [B, C, H, W] into the finest images from ``slot`` on.
@@ -112,12 +112,12 @@ class Engine:
             raw_stream(self._about.index)
         )
 
-    def set_initial_flow(self, flow: Tensor) -> None:
+    def resample_to_initial_flow(self, flow: Tensor) -> None:
         """Fill ``start`` from a flow [B, 2, H, W], contiguous."""
         self._build_vertical_initial_flow_resample(build_plane_descriptor(flow), None)(raw_stream(self._about.index))
         self._launch_cached_kernel("start across", self._build_horizontal_initial_flow_resample)
 
-    def set_initial_flow_to_last_result(self) -> None:
+    def resample_last_result_to_initial_flow(self) -> None:
         """Fill ``start`` from the flow just written."""
         self._launch_cached_kernel(
             "start down",
@@ -225,7 +225,7 @@ class Engine:
         self._launch_cached_kernel(
             ("warp", level_index, first_frame, level.front, flow is self.start), build_linearise_launch
         )
-        self._schedule.launch_iterations(
+        self._schedule.launch_iterations_and_update_front(
             level, config.iterations, config, raw_stream(self._about.index), zero_dual=zero_dual
         )
 

@@ -181,17 +181,17 @@ def generate_fused_warp_source(config: TVL1Config, tiling: LevelTiling, dtype: t
 
 
 def load_fused_kernels(
-    kernels: Sequence[tuple[LevelTiling, TVL1Config, torch.dtype]], device: GpuProperties
+    tilings_configs_dtypes: Sequence[tuple[LevelTiling, TVL1Config, torch.dtype]], device: GpuProperties
 ) -> list[LoadedKernels]:
-    """Return the kernels, compiled together."""
+    """Return the tilings_configs_dtypes, compiled together."""
     return load_several_kernels(
         passes.LIBRARIES,
-        [generate_fused_warp_source(config, tiling, dtype) for tiling, config, dtype in kernels],
+        [generate_fused_warp_source(config, tiling, dtype) for tiling, config, dtype in tilings_configs_dtypes],
         device.index,
     )
 
 
-def _estimate_warp_time(tiling: LevelTiling, batch: int, iterations: int, device: GpuProperties) -> float:
+def _estimate_warp_time_us(tiling: LevelTiling, batch: int, iterations: int, device: GpuProperties) -> float:
     """Estimate the time of a warp of a level on an H200.
 
     Blocks of larger clusters reach 120 of its 132 multiprocessors.
@@ -215,7 +215,7 @@ def choose_tiling_if_faster(
             continue
         tiling = choose_tiling_if_possible(height, width, config, shape)
         if tiling is not None:
-            candidates.append((_estimate_warp_time(tiling, batch, config.iterations, device), tiling))
+            candidates.append((_estimate_warp_time_us(tiling, batch, config.iterations, device), tiling))
     pixels = batch * height * width / device.processors
     pass_us = 24 + 0.0029 * pixels if config.precision == "float16" else 28 + 0.0036 * pixels  # ten iterations
     separate_us = 5 + 0.0044 * pixels + -(-config.iterations // 10) * pass_us

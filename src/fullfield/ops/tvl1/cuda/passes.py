@@ -15,7 +15,12 @@ from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, FRAMES, HALVES, VALUES, Launch, get_address, parse_structures, read_source
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda.state import FLOW, Level
-from fullfield.ops.tvl1.frames import BRIGHTEST, FirstTapsAndWeights, compute_gaussian_taps, compute_linear_taps
+from fullfield.ops.tvl1.frames import (
+    BRIGHTEST,
+    FirstTapsAndWeights,
+    compute_gaussian_first_taps_and_weights,
+    compute_linear_first_taps_and_weights,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +40,7 @@ _DECLARED = parse_structures(*(_FOLDER / name for name in ("pyramid.cu", "warp.c
 # ---- sources
 
 
-def _read_sources(*names: str) -> str:
+def _read_headers_and_sources(*names: str) -> str:
     return read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
 
 
@@ -46,13 +51,13 @@ def generate_pyramid_source() -> KernelSource:
 
 def generate_linearise_source(dtype: torch.dtype) -> KernelSource:
     """Return the source of ``linearise`` for levels of ``dtype``."""
-    text = _read_sources("sampling.cuh", "warp.cu")
+    text = _read_headers_and_sources("sampling.cuh", "warp.cu")
     return KernelSource.with_macros(text, IN=CODES[dtype], FLOOR=f"{GRADIENT_FLOOR!r}f")
 
 
 def generate_median_source(dtype: torch.dtype) -> KernelSource:
     """Return the source of ``median0``, which filters nothing, ``median3`` and ``median5`` for levels of ``dtype``."""
-    return KernelSource.with_macros(_read_sources("medians.cuh", "median.cu"), IN=CODES[dtype])
+    return KernelSource.with_macros(_read_headers_and_sources("medians.cuh", "median.cu"), IN=CODES[dtype])
 
 
 class Planes(NamedTuple):
@@ -95,13 +100,17 @@ class _DeviceTapTable(NamedTuple):
         return int((self.begins[last] - self.begins[::columns]).max()) + self.taps
 
 
-def _compute_identity_taps(size_in: int, size_out: int) -> FirstTapsAndWeights:
+def _check_sizes_and_compute_identity_taps(size_in: int, size_out: int) -> FirstTapsAndWeights:
     if size_in != size_out:
         raise ValueError(f"expected as many pixels, got {size_in} and {size_out}")
     return np.arange(size_in), np.ones((size_in, 1))
 
 
-_WINDOWS = {"gaussian": compute_gaussian_taps, "linear": compute_linear_taps, "none": _compute_identity_taps}
+_WINDOWS = {
+    "gaussian": compute_gaussian_first_taps_and_weights,
+    "linear": compute_linear_first_taps_and_weights,
+    "none": _check_sizes_and_compute_identity_taps,
+}
 
 
 class KernelLaunches:
@@ -113,7 +122,7 @@ class KernelLaunches:
         self._pyramid, self._warp, self._median = _launching.load_several_kernels(LIBRARIES, sources, index)
         self._tables: dict[tuple[str, int, int], _DeviceTapTable] = {}
 
-    def iterate_tables(self) -> Iterator[Tensor]:
+    def iterate_table_tensors(self) -> Iterator[Tensor]:
         """Yield the resampling tables that exist so far."""
         for table in self._tables.values():
             yield from (table.first, table.weight)
@@ -191,7 +200,7 @@ class KernelLaunches:
         params.planes = target.planes
         params.source_height, params.source_width, params.source_pitch = source.height, source.width, source.pitch
         params.height, params.width, params.pitch = target.height, target.width, target.pitch
-        params.rows, params.columns, params.span = _choose_tile(horizontal)
+        params.rows, params.columns, params.span = _choose_resampling_tile_and_input_count(horizontal)
         params.tiles_y, params.tiles_x = -(-target.height // params.rows), -(-target.width // params.columns)
         blocks = params.tiles_y * params.tiles_x * target.items * target.planes
         shared = 4 * params.rows * params.span
@@ -227,7 +236,7 @@ class KernelLaunches:
         return Launch(self._median, f"median{side}", blocks, _MEDIAN_THREADS, params)
 
 
-def _choose_tile(horizontal_table: _DeviceTapTable) -> tuple[int, int, int]:
+def _choose_resampling_tile_and_input_count(horizontal_table: _DeviceTapTable) -> tuple[int, int, int]:
     """Return rows and columns of a block's tile, and the inputs that its columns need."""
     rows, columns = 2 * _WARPS, 4 if horizontal_table.taps > 32 else 32
     while columns > 1 and _WARPS * horizontal_table.count_max_inputs_per_run(columns) > _SUMS:

@@ -80,7 +80,7 @@ def _generate_source(half: bool, **options: int) -> KernelSource:
     return KernelSource.with_macros(read_source(HALVES, COPIES, COMMON, _FILE), HALF=half, **options)
 
 
-def build_iteration_pass(level: Level, shape: PipelineShape, depth: int, device: GpuProperties) -> IterationPass:
+def plan_iteration_pass(level: Level, shape: PipelineShape, depth: int, device: GpuProperties) -> IterationPass:
     """Return the pass of ``depth`` iterations on ``level``."""
     half = level.dtype == torch.float16
     groups = shape.threads // 32
@@ -130,17 +130,17 @@ class RegisterPipeline:
         return SHAPES[level.dtype] if self._shape is None else self._shape
 
     def prepare_iterations(self, level: Level, iterations: int) -> None:
-        """Compile and load what ``launch_iterations`` will launch on ``level``; before a capture."""
+        """Compile and load what ``launch_iterations_and_update_front`` will launch on ``level``; before a capture."""
         device, shape = _launching.get_device_gpu_properties(level.device), self._choose_shape(level)
         plans = [
-            build_iteration_pass(level, shape, depth, device)
+            plan_iteration_pass(level, shape, depth, device)
             for depth in sorted(set(split_iterations_into_passes(iterations, shape.depth)))
         ]
         loaded = _launching.load_several_kernels(passes.LIBRARIES, [one.source for one in plans], device.index)
         for one, kernels in zip(plans, loaded, strict=True):
             kernels.get_kernel(_NAME, one.shared)
 
-    def launch_iterations(
+    def launch_iterations_and_update_front(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
     ) -> None:
         """Queue ``iterations`` on ``level``; ``level.front`` then names the set with the result.
@@ -157,7 +157,7 @@ class RegisterPipeline:
         """
         device, shape = _launching.get_device_gpu_properties(level.device), self._choose_shape(level)
         for depth in split_iterations_into_passes(iterations, shape.depth):
-            one = build_iteration_pass(level, shape, depth, device)
+            one = plan_iteration_pass(level, shape, depth, device)
             params: Any = _Params()
             fill_iteration_params(params, level, config, 1 - level.front, zero_dual=zero_dual)
             params.rows, params.columns = one.rows, one.columns

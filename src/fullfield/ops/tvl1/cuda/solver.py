@@ -40,7 +40,7 @@ class CudaSolver:
             return QueuedFlow(frame1.new_empty(0, 2, *self._size, dtype=torch.float32))
         if frame1.dtype != frame2.dtype or frame1.dtype not in FRAMES:
             frame1, frame2 = frame1.float(), frame2.float()
-        flow, flags = self.launch_pair(frame1, frame2, initial_flow, progress)
+        flow, flags = self.launch_pair_for_flow_and_flags(frame1, frame2, initial_flow, progress)
 
         def raise_for_bad_input() -> None:
             if torch.cuda.is_current_stream_capturing() or not int(flags):
@@ -53,7 +53,7 @@ class CudaSolver:
 
         return QueuedFlow(flow, raise_for_bad_input)
 
-    def launch_pair(
+    def launch_pair_for_flow_and_flags(
         self,
         frame1: Tensor,  # [B, C, H, W], C = 1 or 3, of the dtypes in launching.FRAMES, any strides
         frame2: Tensor,  # [B, C, H, W]
@@ -63,23 +63,23 @@ class CudaSolver:
         """Queue a pair; return the flow and an integer on the device: ``passes.BAD_FRAMES`` and ``BAD_FLOW``."""
         flow = torch.empty((len(frame1), 2, *self._size), device=self._device, dtype=torch.float32)
         with self._in_order(self._iterate_tensors):
-            engine = self._get_or_create_engine(len(frame1))
+            engine = self._get_or_replace_engine(len(frame1))
             engine.flags.zero_()
-            engine.load_grey_frames_and_bind_output((frame1, frame2), 0, flow, sets_flags=True)
+            engine.convert_frames_to_grey_and_bind_output((frame1, frame2), 0, flow, sets_flags=True)
             if initial_flow is None:
                 engine.start.zero_()
             else:
                 if not self._started:
                     self._in_order.register_changed_tensors()  # of the tables that this makes
                     self._started = True
-                engine.set_initial_flow(initial_flow.contiguous())
+                engine.resample_to_initial_flow(initial_flow.contiguous())
             self._run_or_replay_engine_graph(engine, progress)
             return flow, engine.flags.clone()
 
     def _iterate_tensors(self) -> Iterator[Tensor]:
         return iter(()) if self._engine is None else self._engine.iterate_tensors()
 
-    def _get_or_create_engine(self, batch: int) -> Engine:
+    def _get_or_replace_engine(self, batch: int) -> Engine:
         if self._engine is None or self._engine.batch != batch:
             self._engine = self._graph = None  # frees the old buffers before the new ones are made
             self._used = self._started = False

@@ -10,7 +10,7 @@ ROW = 128
 FLOW, DUAL, DATA, ORIGIN = 2, 4, 3, 2  # planes of each kind
 
 
-def compute_row_pitch(width: int, dtype: torch.dtype) -> int:
+def compute_row_pitch_in_elements(width: int, dtype: torch.dtype) -> int:
     """Return the number of elements from one row of a plane to the next."""
     step = ROW // dtype.itemsize
     return -(-width // step) * step
@@ -23,7 +23,7 @@ def count_level_planes(dtype: torch.dtype) -> int:
 
 def count_state_elements(batch: int, height: int, width: int, dtype: torch.dtype) -> int:
     """Return the number of elements of a level."""
-    return batch * count_level_planes(dtype) * height * compute_row_pitch(width, dtype)
+    return batch * count_level_planes(dtype) * height * compute_row_pitch_in_elements(width, dtype)
 
 
 class Level:
@@ -54,7 +54,7 @@ class Level:
     ) -> None:
         """Allocate the planes, or use ``memory``: at least ``count_state_elements(...)`` long, aligned to 128 bytes."""
         self.batch, self.height, self.width, self.dtype, self.device = batch, height, width, dtype, device
-        self.pitch = compute_row_pitch(width, dtype)
+        self.pitch = compute_row_pitch_in_elements(width, dtype)
         size = count_state_elements(batch, height, width, dtype)
         if memory is None:
             memory = torch.empty(size, dtype=dtype, device=device)
