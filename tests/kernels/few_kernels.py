@@ -8,10 +8,10 @@ from numba import njit, types
 from fullfield._kernels.numba_cache import (
     cache_compiled_code,
     compile_or_load_all_and_mark_warm,
-    find_or_create_numba_cache_folder,
+    find_or_create_numba_cache_folder_or_none,
 )
 
-CACHE = find_or_create_numba_cache_folder(__file__)
+CACHE = find_or_create_numba_cache_folder_or_none(__file__)
 
 
 def _jit(function):

@@ -148,7 +148,7 @@ def test_numba_cache_skips_unwritable_folders(tmp_path: Path) -> None:
 
 def test_numba_kernels_work_without_writable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_folder, "try_create_private_writable_folder", lambda _: False)
-    assert numba_cache.find_or_create_numba_cache_folder(__file__) is None
+    assert numba_cache.find_or_create_numba_cache_folder_or_none(__file__) is None
     refuse = "cache_folder.try_create_private_writable_folder = lambda _: False"
     script = f"from fullfield._kernels import cache_folder\n{refuse}\n{RUN_FEW}"
     out, messages = finish(start(["-c", script], str(tmp_path)))
@@ -190,10 +190,10 @@ def test_find_cache_folder_changes_with_sources(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
     source = tmp_path / "kernels.py"
     source.write_text("a = 1\n")
-    first = numba_cache.find_or_create_numba_cache_folder(str(source))
-    assert first == numba_cache.find_or_create_numba_cache_folder(str(source))
+    first = numba_cache.find_or_create_numba_cache_folder_or_none(str(source))
+    assert first == numba_cache.find_or_create_numba_cache_folder_or_none(str(source))
     source.write_text("a = 2\n")
-    second = numba_cache.find_or_create_numba_cache_folder(str(source))
+    second = numba_cache.find_or_create_numba_cache_folder_or_none(str(source))
     assert first is not None
     assert second is not None
     assert first != second

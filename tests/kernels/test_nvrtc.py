@@ -161,7 +161,7 @@ def test_nvrtc_launch_structures_match_cuda_header(monkeypatch: pytest.MonkeyPat
         seen.append((sizes, ctypes.c_void_p.from_address(at + 32).value, count, early, handle))
         return 0
 
-    monkeypatch.setattr(nvrtc, "ensure_current_context", current.append)
+    monkeypatch.setattr(nvrtc, "ensure_current_cuda_context", current.append)
     kernel = nvrtc.Kernel.__new__(nvrtc.Kernel)
     kernel._handle, kernel._launch = ctypes.c_void_p(5), launch
     kernel.launch((7, 2), 96, 1024, 3, 99, (ctypes.c_void_p * 1)(), True)

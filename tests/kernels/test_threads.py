@@ -107,6 +107,6 @@ def test_run_tasks_works_in_forked_child() -> None:
 @pytest.mark.parametrize(("count", "number", "parts"), [(0, 2, 0), (100, 1, 1), (100, 2, 8), (30, 2, 3)])
 def test_run_chunks_covers_range_once(count: int, number: int, parts: int) -> None:
     done: list[tuple[int, int]] = []
-    threads.run_task_on_ranges(count, 10, number, lambda first, last: done.append((first, last)))
+    threads.run_task_on_ranges_and_wait(count, 10, number, lambda first, last: done.append((first, last)))
     assert len(done) == parts
     assert [row for first, last in sorted(done) for row in range(first, last)] == list(range(count))

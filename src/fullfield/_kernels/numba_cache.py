@@ -39,7 +39,7 @@ def explain_missing_numba() -> Missing | None:
     return None
 
 
-def find_or_create_numba_cache_folder(*source_paths: str) -> Path | None:
+def find_or_create_numba_cache_folder_or_none(*source_paths: str) -> Path | None:
     """Return a folder for code compiled from these source files, writable if one is, or None.
 
     It is in ``FULLFIELD_CACHE_DIR``, the user's cache folder or a temporary folder of the user's. The name contains a

@@ -54,10 +54,10 @@ class KernelSource(NamedTuple):
         return cls(text, (*options, *(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in macros.items())))
 
 
-def generate_wgmma_source(columns: int, bf16: bool, b_descriptor_high: int) -> str:
+def generate_wgmma_source(columns: int, uses_bfloat16: bool, b_descriptor_high: int) -> str:
     """Return ``wgmma_rs``: m64nNk16, A in registers; ``b_descriptor_high`` is the upper half of B's descriptor."""
     n = columns // 2
-    kind = "bf16" if bf16 else "f16"
+    kind = "bf16" if uses_bfloat16 else "f16"
     d = ", ".join(f"%{i}" for i in range(n))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(n))
     return "\n".join(
@@ -176,11 +176,11 @@ class Nvrtc:
         finally:
             lib.nvrtcDestroyProgram(ctypes.byref(program))
 
-    def _read_program_output(self, program: ctypes.c_void_p, kind: str) -> bytes:
+    def _read_program_output(self, program: ctypes.c_void_p, output_name: str) -> bytes:
         size = ctypes.c_size_t()
-        self.raise_on_nvrtc_error(getattr(self.library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size)))
+        self.raise_on_nvrtc_error(getattr(self.library, f"nvrtcGet{output_name}Size")(program, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(size.value)
-        self.raise_on_nvrtc_error(getattr(self.library, f"nvrtcGet{kind}")(program, buffer))
+        self.raise_on_nvrtc_error(getattr(self.library, f"nvrtcGet{output_name}")(program, buffer))
         return buffer.raw
 
     def choose_compilation_target(self, capability: tuple[int, int]) -> str:
@@ -320,7 +320,7 @@ def raise_on_driver_error(code: int) -> None:
         raise KernelError(f"CUDA driver: {(text.value or b'unknown error').decode()} ({code})")
 
 
-def ensure_current_context(device: int) -> None:
+def ensure_current_cuda_context(device: int) -> None:
     """Set the device's primary context for this thread, if it has none yet."""
     context = ctypes.c_void_p()
     raise_on_driver_error(load_cuda_driver().cuCtxGetCurrent(ctypes.byref(context)))
@@ -372,7 +372,7 @@ class Kernel:
     def raise_shared_memory_limit(self, device: int, shared_bytes: int) -> None:
         """Raise the limit of dynamic shared memory; needed above 48 KiB."""
         if self._shared.get(device, 48 << 10) < shared_bytes:
-            ensure_current_context(device)
+            ensure_current_cuda_context(device)
             raise_on_driver_error(
                 load_cuda_driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, shared_bytes, self._handle, device)
             )
@@ -397,7 +397,7 @@ class Kernel:
             how.attributes, how.count = ctypes.addressof(attribute), 1
         code = self._launch(ctypes.byref(how), self._handle, arguments, None)
         if code == _INVALID_CONTEXT:
-            ensure_current_context(device)
+            ensure_current_cuda_context(device)
             code = self._launch(ctypes.byref(how), self._handle, arguments, None)
         if code:
             raise_on_driver_error(code)
@@ -407,7 +407,7 @@ class Library:
     """Loaded machine code, for every device of its architecture."""
 
     def __init__(self, code: bytes, device: int) -> None:
-        ensure_current_context(device)
+        ensure_current_cuda_context(device)
         self.handle = ctypes.c_void_p()
         self._code = code
         raise_on_driver_error(

@@ -87,7 +87,9 @@ def split_into_row_ranges(height: int, threads: int, min_rows: int = 16) -> list
     return list(pairwise(edges))
 
 
-def run_task_on_ranges(item_count: int, min_count: int, threads: int, task: Callable[[int, int], object]) -> None:
+def run_task_on_ranges_and_wait(
+    item_count: int, min_count: int, threads: int, task: Callable[[int, int], object]
+) -> None:
     """Run ``task(first, last)`` over [0, count), in a few ranges of at least ``min_count`` per thread: work varies."""
     chunks = split_into_row_ranges(item_count, 4 * threads if threads > 1 else 1, min_count) if item_count else []
     run_tasks_and_wait([partial(task, *chunk) for chunk in chunks], threads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import create_jit_decorator, find_or_create_numba_cache_folder
+from fullfield._kernels.numba_cache import create_jit_decorator, find_or_create_numba_cache_folder_or_none
 from fullfield._kernels.simd import (
     LANES,
     compute_reciprocal_above_else_zero,
@@ -27,7 +27,7 @@ ROW = 48
 """Numbers of a row of three histograms: 3 * BINS and a padding to vectors."""
 _TANGENTS = tuple(np.tan(np.pi * (np.arange(1, BINS) / BINS - 0.5)).astype(np.float32))  # between the bins of theta
 
-CACHE = find_or_create_numba_cache_folder(__file__, _simd_file)
+CACHE = find_or_create_numba_cache_folder_or_none(__file__, _simd_file)
 _jit = create_jit_decorator(CACHE)
 _reordering = create_jit_decorator(CACHE, fastmath={"reassoc", "contract", "nsz"})  # sums become sums of vectors
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fullfield._kernels.numba_cache import KernelModule
-from fullfield._kernels.threads import run_task_on_ranges
+from fullfield._kernels.threads import run_task_on_ranges_and_wait
 from fullfield.ops.neighbors import knn_search, radius_search
 from fullfield.ops.neighbors.ragged import Neighbors
 
@@ -116,7 +116,7 @@ kernels = KernelModule(f"{__package__}._cpu_kernels", "descriptor kernels")
 
 def run_ranges_on_all_threads(item_count: int, run_range: Any) -> None:
     """Run ``task(first row, last row)`` on all threads."""
-    run_task_on_ranges(item_count, _GRAIN, torch.get_num_threads(), run_range)
+    run_task_on_ranges_and_wait(item_count, _GRAIN, torch.get_num_threads(), run_range)
 
 
 def compute_fpfh_histograms(

@@ -23,7 +23,7 @@ from fullfield.ops import _launching
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import downsampling, explain_backends, grid_downsample, knn_search, radius_search
 from fullfield.ops.neighbors import reference as neighbors_by_brute_force
-from fullfield.ops.neighbors.downsampling import downsample_repeatedly
+from fullfield.ops.neighbors.downsampling import check_and_downsample_repeatedly
 from fullfield.ops.neighbors.ragged import check_shape_and_build_cloud
 from fullfield.ops.point_conv import (
     PointGeometry,
@@ -201,10 +201,10 @@ def test_chained_downsampling_equals_single_steps(monkeypatch: pytest.MonkeyPatc
     points, offsets = surface(5000), torch.tensor([0, 1700, 1700, 5000])
     for clouds in (None, offsets):
         cells = [0.02, 0.04, 0.3]
-        first, actual = downsample_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
+        first, actual = check_and_downsample_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
         assert first.max_magnitude == float(points.abs().max())
         monkeypatch.setattr(downsampling, "_CHAINED", 3000)  # the first waits, the others do not
-        _, repeated = downsample_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
+        _, repeated = check_and_downsample_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
         for one, two, cell in zip(actual, repeated, cells, strict=True):
             right = grid_downsample(first.points, cell, offsets=first.offsets)
             with monkeypatch.context() as patch:

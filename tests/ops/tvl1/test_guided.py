@@ -153,7 +153,9 @@ def test_refine_flow_boundary_threshold_is_exclusive() -> None:
     colours, fit = torch.rand(3, 12, 16, generator=torch.Generator().manual_seed(0)), torch.ones(12, 16)
     for threshold, same in ((0.25, True), (0.2499, False)):
         config = RefinementConfig(filter_threshold=threshold)
-        assert torch.equal(reference.filter_by_weighted_median(flow, colours, fit, config), flow) is same
+        assert (
+            torch.equal(reference.filter_motion_boundaries_by_weighted_median(flow, colours, fit, config), flow) is same
+        )
 
 
 @pytest.mark.parametrize(("light", "share"), [(1.0, 0.6), (0.8, 0.85)])

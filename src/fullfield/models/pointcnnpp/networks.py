@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fullfield import _check
 from fullfield.models.pointcnnpp.config import PointResNetConfig, PointUNetConfig
 from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
-from fullfield.ops.neighbors.downsampling import downsample_repeatedly
+from fullfield.ops.neighbors.downsampling import check_and_downsample_repeatedly
 from fullfield.ops.neighbors.ragged import check_and_build_cloud, check_distance, check_shape_and_build_cloud
 from fullfield.ops.point_conv import PointGeometry
 from fullfield.ops.point_conv.geometry import RadiusRequest, build_radius_geometries, compute_kernel_radius
@@ -64,7 +64,7 @@ class PointPyramid:
         _check.check_tensor(points, "points", ("N", 3), dtypes=(torch.float32, torch.float64))
         cells = [float(grid) * 2**level for level in range(1, levels)]
         if cells:
-            first, fewer = downsample_repeatedly(check_shape_and_build_cloud(points, offsets), cells)
+            first, fewer = check_and_downsample_repeatedly(check_shape_and_build_cloud(points, offsets), cells)
         else:
             first, fewer = check_and_build_cloud(points, offsets), []
         clouds = [first, *(one.cloud for one in fewer)]

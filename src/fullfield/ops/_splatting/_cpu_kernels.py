@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import create_jit_decorator, find_or_create_numba_cache_folder
+from fullfield._kernels.numba_cache import create_jit_decorator, find_or_create_numba_cache_folder_or_none
 
-CACHE = find_or_create_numba_cache_folder(__file__)
+CACHE = find_or_create_numba_cache_folder_or_none(__file__)
 _jit = create_jit_decorator(CACHE)
 
 

@@ -17,7 +17,7 @@ from numba import types
 from fullfield._kernels.numba_cache import (
     create_helper_jit_decorator,
     create_jit_decorator,
-    find_or_create_numba_cache_folder,
+    find_or_create_numba_cache_folder_or_none,
 )
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import load, splat, store
@@ -36,7 +36,7 @@ from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
 TILE_HEIGHT, TILE_WIDTH = TILE
 _BLOCK = LANES * LANES
 
-CACHE = find_or_create_numba_cache_folder(__file__, _own_simd_file, _simd_file, _layout_file)
+CACHE = find_or_create_numba_cache_folder_or_none(__file__, _own_simd_file, _simd_file, _layout_file)
 _jit = create_jit_decorator(CACHE)
 _helper = create_helper_jit_decorator(CACHE)
 _inlined = create_helper_jit_decorator(CACHE, inline="always")

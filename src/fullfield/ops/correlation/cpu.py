@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._kernels.numba_cache import KernelModule, explain_missing_numba
-from fullfield._kernels.threads import run_task_on_ranges
+from fullfield._kernels.threads import run_task_on_ranges_and_wait
 from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE, compute_max_box_cells
 from fullfield.ops.correlation.protocol import GradientAccumulators, LookupRequest, PreparedPair, allocate_lookup_output
 
@@ -147,7 +147,7 @@ class CpuPair(PreparedPair):
         def run_tile_range(first: int, last: int) -> None:
             kernel(*arrays, *sizes, _allocate_scratch(*sizes), *extra, out.numpy(), first, last)
 
-        run_task_on_ranges(r.batch * self._tiles, 4, torch.get_num_threads(), run_tile_range)
+        run_task_on_ranges_and_wait(r.batch * self._tiles, 4, torch.get_num_threads(), run_tile_range)
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """Look up as :class:`PreparedPair` describes."""
@@ -199,8 +199,8 @@ class CpuPair(PreparedPair):
                 )  # fmt: skip
 
             threads = torch.get_num_threads()
-            run_task_on_ranges(end - origin, 4, threads, compute_dot_gradients)
-            run_task_on_ranges(blocks, 1, threads, add_tile_range)
+            run_task_on_ranges_and_wait(end - origin, 4, threads, compute_dot_gradients)
+            run_task_on_ranges_and_wait(blocks, 1, threads, add_tile_range)
 
     def finish_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         """Return the sums, whose accumulators are in the state's layout; ``levels`` is a list of one there."""

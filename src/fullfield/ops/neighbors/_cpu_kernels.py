@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import create_jit_decorator, find_or_create_numba_cache_folder
+from fullfield._kernels.numba_cache import create_jit_decorator, find_or_create_numba_cache_folder_or_none
 from fullfield._kernels.simd import LANES
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield.ops.neighbors._cpu_simd import __file__ as _own_simd_file
@@ -20,7 +20,7 @@ from fullfield.ops.neighbors._cpu_simd import store_within
 LEAF = 12
 _DEPTH, _LEAF_SIZE = 64, 64
 
-CACHE = find_or_create_numba_cache_folder(__file__, _own_simd_file, _simd_file)
+CACHE = find_or_create_numba_cache_folder_or_none(__file__, _own_simd_file, _simd_file)
 _jit = create_jit_decorator(CACHE)
 
 

@@ -56,7 +56,7 @@ def radius_search(
     check_distance(radius, "radius")
     cloud, query_cloud = check_and_build_cloud_pair(points, queries, offsets, query_offsets)
     pair = convert_clouds_to_float32_centering_float64(cloud, query_cloud)
-    search = _choose_backend_module(backend, points).radius_search
+    search = _choose_and_load_backend_module(backend, points).radius_search
     neighbors: Neighbors = search(
         *pair, cloud.offsets, query_cloud.offsets, float(radius), sort_indices=bool(sort_indices)
     )
@@ -91,7 +91,7 @@ def run_radius_searches(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Ten
     """Run :func:`radius_search` on checked clouds and their points as float32; GPUs wait once for all."""
     if not searches:
         return []
-    module = _choose_backend_module(None, searches[0][2][0])
+    module = _choose_and_load_backend_module(None, searches[0][2][0])
     arguments = [(*pair, cloud.offsets, query_cloud.offsets, radius) for cloud, query_cloud, pair, radius in searches]
     if hasattr(module, "run_radius_searches"):
         neighbors: list[Neighbors] = module.run_radius_searches(arguments)
@@ -103,13 +103,13 @@ def search_knn_in_validated_clouds(
     cloud: Cloud, query_cloud: Cloud, float32_points: tuple[Tensor, Tensor], k: int, backend: str | None = None
 ) -> Neighbors:
     """Run :func:`knn_search` on checked clouds, given :func:`convert_clouds_to_float32_centering_float64` of them."""
-    neighbors: Neighbors = _choose_backend_module(backend, float32_points[0]).knn_search(
+    neighbors: Neighbors = _choose_and_load_backend_module(backend, float32_points[0]).knn_search(
         *float32_points, cloud.offsets, query_cloud.offsets, k
     )
     return neighbors
 
 
-def _choose_backend_module(backend: str | None, points: Tensor) -> Any:
+def _choose_and_load_backend_module(backend: str | None, points: Tensor) -> Any:
     return SEARCHES.load(SEARCHES.choose(backend, points.device))
 
 

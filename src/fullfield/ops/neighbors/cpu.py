@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.numba_cache import KernelModule, explain_missing_numba
-from fullfield._kernels.threads import run_task_on_ranges
+from fullfield._kernels.threads import run_task_on_ranges_and_wait
 from fullfield.ops.neighbors.ragged import Neighbors
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _kernels = KernelModule(f"{__package__}._cpu_kernels", "neighbour kernels")
 
 
 def _run_range_task_in_threads(item_count: int, range_task: Any) -> None:
-    run_task_on_ranges(item_count, _GRAIN, torch.get_num_threads(), range_task)
+    run_task_on_ranges_and_wait(item_count, _GRAIN, torch.get_num_threads(), range_task)
 
 
 def _convert_to_writable_array(tensor: Tensor) -> NDArray[np.float32]:

@@ -40,11 +40,11 @@ def grid_downsample(
             small that their numbers along an axis exceed 2⁵².
     """
     _check.check_number(cell, "cell", above=0.0)
-    (thinned_cloud,) = downsample_repeatedly(check_shape_and_build_cloud(points, offsets), [float(cell)])[1]
+    (thinned_cloud,) = check_and_downsample_repeatedly(check_shape_and_build_cloud(points, offsets), [float(cell)])[1]
     return DownsampledPoints(thinned_cloud.kept, thinned_cloud.cloud.offsets)
 
 
-def downsample_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[cuda.DownsampledCloud]]:
+def check_and_downsample_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[cuda.DownsampledCloud]]:
     """Apply :func:`grid_downsample` repeatedly, each time to the kept points, with at least one cell size.
 
     GPUs wait once for all sizes, except for large clouds. The cloud's coordinates need no check before.
@@ -61,7 +61,7 @@ def downsample_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, 
         left = cells[len(results) :]
         if fast:
             some = left if last.points.shape[0] <= _CHAINED else left[:1]
-            max_magnitude, thinner = cuda.downsample_repeatedly(last, some)
+            max_magnitude, thinner = cuda.downsample_repeatedly_and_get_max_magnitude(last, some)
             if not results:
                 cloud = _check_cells_and_copy_with_magnitude(cloud, max_magnitude, cells)
             if last.points.shape[0] > _CHAINED:  # frees the memory of the points that were dropped

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import create_jit_decorator, find_or_create_numba_cache_folder
+from fullfield._kernels.numba_cache import create_jit_decorator, find_or_create_numba_cache_folder_or_none
 from fullfield._kernels.simd import LANES, load, store
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield.ops.point_conv._cpu_simd import MOST, PANEL, SQUARE, accumulate_panel, accumulate_single
@@ -21,7 +21,7 @@ TILE = 64
 BLOCK = 2 * LANES  # input channels of a weight gradient worked on together
 _PANEL_STEP = PANEL * LANES
 
-CACHE = find_or_create_numba_cache_folder(__file__, _own_simd_file, _simd_file)
+CACHE = find_or_create_numba_cache_folder_or_none(__file__, _own_simd_file, _simd_file)
 _jit = create_jit_decorator(CACHE)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._kernels.numba_cache import KernelModule, explain_missing_numba
-from fullfield._kernels.threads import run_task_on_ranges
+from fullfield._kernels.threads import run_task_on_ranges_and_wait
 from fullfield.ops.point_conv.protocol import ConvRequest
 from fullfield.ops.point_conv.triplets import (
     Triplets,
@@ -45,7 +45,7 @@ _kernels = KernelModule(f"{__package__}._cpu_kernels", "point convolution kernel
 
 
 def _run_range_task_in_threads(item_count: int, min_range_items: int, range_task: Any) -> None:
-    run_task_on_ranges(item_count, min_range_items, torch.get_num_threads(), range_task)
+    run_task_on_ranges_and_wait(item_count, min_range_items, torch.get_num_threads(), range_task)
 
 
 def _convert_to_float32_array(tensor: Tensor) -> NDArray[np.float32]:

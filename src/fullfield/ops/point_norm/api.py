@@ -100,12 +100,12 @@ def _check_norm_arguments(
 def recompute_norm_gradients(
     recompute: Callable[..., Tensor],
     inputs: Sequence[Tensor],
-    out: Tensor | None,
+    relu_output: Tensor | None,
     grad: Tensor,
     requested: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Return the gradients of the inputs, then the residual's; ``out`` is the result if a ReLU was applied."""
-    grad_before = grad if out is None else grad.masked_fill(out <= 0, 0)
+    """Return the gradients of the inputs, then the residual's; ``relu_output`` is the result if a ReLU was applied."""
+    grad_before = grad if relu_output is None else grad.masked_fill(relu_output <= 0, 0)
     *others, is_residual_requested = requested
     return [
         *compute_gradients_by_recomputation(recompute, inputs, grad_before, others),

@@ -61,50 +61,50 @@ def generate_norm_source(
     )
 
 
-def _load_kernels_for_row_alignment(x: Tensor, weight: Tensor, *addresses: int | None) -> LoadedKernels:
+def _load_kernels_for_row_alignment(rows: Tensor, weight: Tensor, *addresses: int | None) -> LoadedKernels:
     """Return the kernels for rows at these addresses."""
-    together = x.data_ptr() | x.shape[1] * x.itemsize
+    together = rows.data_ptr() | rows.shape[1] * rows.itemsize
     for at in addresses:
         together |= at or 0
     return _launching.load_kernels(
-        LIBRARIES, generate_norm_source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device()
+        LIBRARIES, generate_norm_source(rows.dtype, weight.dtype, rows.shape[1], not together & 15), rows.get_device()
     )
 
 
 def normalize_forward(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, eps: float, relu: bool
+    features: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, eps: float, relu: bool
 ) -> Tensor:
     """Return the result [N, C]; features and residual are contiguous."""
-    out = torch.empty_like(x)
+    out = torch.empty_like(features)
     p = _Params()
-    p.x, p.residual, p.out = x.data_ptr(), get_address(residual), out.data_ptr()
+    p.x, p.residual, p.out = features.data_ptr(), get_address(residual), out.data_ptr()
     p.weight, p.bias = weight.data_ptr(), bias.data_ptr()
-    (p.rows, p.channels), p.relu, p.eps = x.shape, relu, eps
+    (p.rows, p.channels), p.relu, p.eps = features.shape, relu, eps
     blocks = min(-(-p.rows * 4 // _THREADS), 4 * _BLOCKS)
-    _load_kernels_for_row_alignment(x, weight, p.out, p.residual).launch("layer_forward", blocks, _THREADS, p)
+    _load_kernels_for_row_alignment(features, weight, p.out, p.residual).launch("layer_forward", blocks, _THREADS, p)
     return out
 
 
 def normalize_backward(
-    x: Tensor, y: Tensor | None, weight: Tensor, grad: Tensor, eps: float, wants_residual: bool
+    features: Tensor, relu_output: Tensor | None, weight: Tensor, grad: Tensor, eps: float, wants_residual: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of features, weight, bias and residual (if requested).
 
-    ``y`` is the result if a ReLU was applied. All tensors are contiguous.
+    ``relu_output`` is the result if a ReLU was applied. All tensors are contiguous.
     """
-    out, relu = torch.empty_like(x), y is not None
-    grad_residual = torch.empty_like(x) if wants_residual and relu else None
+    out, relu = torch.empty_like(features), relu_output is not None
+    grad_residual = torch.empty_like(features) if wants_residual and relu else None
     grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(weight)
     p = _Params()
-    p.x, p.y, p.grad, p.out = x.data_ptr(), get_address(y), grad.data_ptr(), out.data_ptr()
+    p.x, p.y, p.grad, p.out = features.data_ptr(), get_address(relu_output), grad.data_ptr(), out.data_ptr()
     p.weight, p.grad_residual = weight.data_ptr(), get_address(grad_residual)
-    (p.rows, p.channels), p.relu, p.eps = x.shape, relu, eps
+    (p.rows, p.channels), p.relu, p.eps = features.shape, relu, eps
     p.grad_weight, p.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
     p.chunk = max(_MIN_ROWS, -(-p.rows // _BLOCKS))
     p.chunks = -(-p.rows // p.chunk)
-    partial = x.new_empty((p.chunks, 2, p.channels), dtype=torch.float32)
+    partial = features.new_empty((p.chunks, 2, p.channels), dtype=torch.float32)
     p.partial = partial.data_ptr()
-    kernels = _load_kernels_for_row_alignment(x, weight, p.y, p.grad, p.out, p.grad_residual)
+    kernels = _load_kernels_for_row_alignment(features, weight, p.y, p.grad, p.out, p.grad_residual)
     kernels.launch("layer_backward", p.chunks, _THREADS, p)
     kernels.launch("add_chunks", -(-2 * p.channels // 32), 256, p)
     return out, grad_weight, grad_bias, grad if wants_residual and not relu else grad_residual

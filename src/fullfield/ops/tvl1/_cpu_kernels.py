@@ -13,7 +13,7 @@ from numba import types
 from fullfield._kernels.numba_cache import (
     create_helper_jit_decorator,
     create_jit_decorator,
-    find_or_create_numba_cache_folder,
+    find_or_create_numba_cache_folder_or_none,
 )
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import (
@@ -47,7 +47,7 @@ PANEL = 512
 _SKEW = 16
 _FLOOR = np.float32(GRADIENT_FLOOR)
 
-CACHE = find_or_create_numba_cache_folder(__file__, _simd_file, _config_file)
+CACHE = find_or_create_numba_cache_folder_or_none(__file__, _simd_file, _config_file)
 _jit = create_jit_decorator(CACHE)
 _helper = create_helper_jit_decorator(CACHE)
 

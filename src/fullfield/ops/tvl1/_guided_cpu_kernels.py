@@ -8,7 +8,7 @@ from numba import types
 from fullfield._kernels.numba_cache import (
     create_helper_jit_decorator,
     create_jit_decorator,
-    find_or_create_numba_cache_folder,
+    find_or_create_numba_cache_folder_or_none,
 )
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import (
@@ -53,7 +53,7 @@ AX, AY, AXX, AXY, AYY, COUPLING, FU, FV, FIT = range(12, 21)
 PLANES = 21
 SPAN = 2 * RADIUS + 1
 
-CACHE = find_or_create_numba_cache_folder(__file__, _simd_file, _shared_file, _config_file)
+CACHE = find_or_create_numba_cache_folder_or_none(__file__, _simd_file, _shared_file, _config_file)
 _jit = create_jit_decorator(CACHE)
 _helper = create_helper_jit_decorator(CACHE)
 

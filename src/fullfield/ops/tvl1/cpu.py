@@ -102,9 +102,9 @@ class CpuSolver:
         self, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None
     ) -> Tensor:
         """Estimate the flow; see :func:`create_solver`."""
-        return check_and_solve_each_pair(self._solve_grey, torch.float32, frame1, frame2, initial_flow, progress)
+        return check_and_solve_each_pair(self._solve_grey_pair, torch.float32, frame1, frame2, initial_flow, progress)
 
-    def _solve_grey(
+    def _solve_grey_pair(
         self, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None
     ) -> Tensor:
         """Return the flow [2, H, W] of grey frames [H, W] of 0 ... 255, from a start [2, H, W] or None."""
@@ -142,17 +142,17 @@ class CpuSolver:
             self._threads,
         )
 
-    def _get_or_compute_resampling_table(self, kind: str, size_in: int, size_out: int) -> Float32TapTable:
-        key = (kind, size_in, size_out)
+    def _get_or_compute_resampling_table(self, filter_name: str, size_in: int, size_out: int) -> Float32TapTable:
+        key = (filter_name, size_in, size_out)
         if key not in self._tables:
-            make = compute_gaussian_tap_table if kind == "gaussian" else compute_linear_tap_table
+            make = compute_gaussian_tap_table if filter_name == "gaussian" else compute_linear_tap_table
             index, weight = make(size_in, size_out)
             self._tables[key] = (index, weight.astype(np.float32))
         return self._tables[key]
 
     def _resample_plane(
         self,
-        kind: str,
+        filter_name: str,
         source: Plane,
         flat_target: Plane,
         target_size: tuple[int, ...],
@@ -162,8 +162,8 @@ class CpuSolver:
         """Resample into ``flat_target``, which begins at its pixel (0, 0), with ``target_pitch`` floats a row."""
         height_in, width_in = source.shape
         height, width = target_size
-        vertical = self._get_or_compute_resampling_table(kind, height_in, height)
-        horizontal = self._get_or_compute_resampling_table(kind, width_in, width)
+        vertical = self._get_or_compute_resampling_table(filter_name, height_in, height)
+        horizontal = self._get_or_compute_resampling_table(filter_name, width_in, width)
         flat = source.reshape(-1)
 
         def resample_row_strip(top: int, bottom: int) -> None:
@@ -173,13 +173,13 @@ class CpuSolver:
 
         self._run_kernel_over_row_strips(height, resample_row_strip)
 
-    def _resample_flow_into_level(self, level: _LevelLayout, planes: list[Plane], kind: str) -> None:
+    def _resample_flow_into_level(self, level: _LevelLayout, planes: list[Plane], filter_name: str) -> None:
         """Bring a flow of another size into the state of this level."""
         height, width = planes[0].shape
         ratios = (level.width / width, level.height / height)
         for plane, (source, ratio) in enumerate(zip(planes, ratios, strict=True)):
             target = self._state[level.get_first_pixel_offset(plane) :]
-            self._resample_plane(kind, source, target, (level.height, level.width), level.pitch, ratio)
+            self._resample_plane(filter_name, source, target, (level.height, level.width), level.pitch, ratio)
 
     def _write_level_frames_to_buffers(self, level_index: int) -> None:
         """Bring the level's frames into the kernels' layouts."""

@@ -116,13 +116,13 @@ def check_and_solve_each_pair(
     for item in range(len(frame1)):
         item_start = None if initial_flow is None else initial_flow[item]
         flow[item] = solve_pair(
-            grey1[item], grey2[item], item_start, create_batch_item_progress(progress, item, len(frame1))
+            grey1[item], grey2[item], item_start, create_batch_item_progress_or_none(progress, item, len(frame1))
         )
     check_finite(flow, "flow", FINITE_FLOW)
     return flow
 
 
-def create_batch_item_progress(progress: Progress | None, item: int, items: int) -> Progress | None:
+def create_batch_item_progress_or_none(progress: Progress | None, item: int, items: int) -> Progress | None:
     """Return the progress callback of one pair of a batch."""
     if progress is None:
         return None

@@ -64,7 +64,7 @@ class IterationTile:
     blocks: int = 1
     """That a multiprocessor is to run at once."""
 
-    def get_tile_output_size(self, iterations: int) -> tuple[int, int]:
+    def get_tile_output_rows_and_columns(self, iterations: int) -> tuple[int, int]:
         """Return the rows and columns that a block writes."""
         return self.warps * self.rows - 2 * iterations, 64 - 2 * (iterations + iterations % 2)
 
@@ -303,12 +303,14 @@ class CudaRefiner:
         return p
 
     def _build_launch(
-        self, kernel_name: str, p: ctypes.Structure, tile_rows_columns: tuple[int, int], threads: int = 256
+        self, kernel_name: str, kernel_params: ctypes.Structure, tile_rows_columns: tuple[int, int], threads: int = 256
     ) -> Launch:
         """Return a launch; ``tile_rows_columns`` holds rows and columns of a block."""
-        rows = p.height * (2 if kernel_name == "guided_down" else 1)
-        p.tiles = -(-p.width // tile_rows_columns[1])
-        return Launch(self._library, kernel_name, p.tiles * -(-rows // tile_rows_columns[0]), threads, p)
+        rows = kernel_params.height * (2 if kernel_name == "guided_down" else 1)
+        kernel_params.tiles = -(-kernel_params.width // tile_rows_columns[1])
+        return Launch(
+            self._library, kernel_name, kernel_params.tiles * -(-rows // tile_rows_columns[0]), threads, kernel_params
+        )
 
     def _launch_input_conversion(
         self, frames: tuple[Tensor, Tensor], flow: Tensor, backward: Tensor | None, refined_out: Tensor
@@ -414,7 +416,7 @@ class CudaRefiner:
         if one is None:
             p.iterations = depth
             return self._build_launch(
-                "guided_iterate", p, self._shape.get_tile_output_size(depth), 32 * self._shape.warps
+                "guided_iterate", p, self._shape.get_tile_output_rows_and_columns(depth), 32 * self._shape.warps
             )
         p.system, p.plane, p.pitch = self._get_plane_address(_SYSTEM), self._planes.stride(0), self._pitch
         p.height, p.width = self._size

@@ -55,7 +55,7 @@ def refine_pair_and_get_misfits(refinement_input: RefinementInput, config: Refin
                 flow, dual = update_flow_and_dual(flow, dual, tuple(system), edge, config)
             if warp < config.warps - 1:
                 flow = median_filter(flow, 5)
-        flow = filter_by_weighted_median(flow, colours, fit, config)
+        flow = filter_motion_boundaries_by_weighted_median(flow, colours, fit, config)
     return damp_large_flow_changes(prior, flow, config.trust), compute_mean_misfits(torch.stack(round_maps))
 
 
@@ -150,7 +150,9 @@ def update_flow_and_dual(
     return flow, torch.stack(new_dual)
 
 
-def filter_by_weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: RefinementConfig) -> Tensor:
+def filter_motion_boundaries_by_weighted_median(
+    flow: Tensor, colours: Tensor, fit: Tensor, config: RefinementConfig
+) -> Tensor:
     """Filter near motion boundaries: find the least weighted distance to the flows around, by Weiszfeld's steps.
 
     The last two steps read the neighbours on the squares of one colour of a chessboard each, the last one those of the

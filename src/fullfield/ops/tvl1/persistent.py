@@ -96,7 +96,7 @@ class PersistentSolver:
         self._previous: int | None = None  # of the frame before
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
             self._engine = self._create_engine(batch, height, width)
-            self._warm_up()
+            self._compile_and_run_every_launch()
             self._pair = record_cuda_graph(partial(self._build_pyramids_solve_and_set_next_start, 0, 2), self.device)
             self._steps = [
                 record_cuda_graph(partial(self._build_pyramids_solve_and_set_next_start, index, 1), self.device)
@@ -213,7 +213,7 @@ class PersistentSolver:
         """Return the engine; benchmarks override this to use another schedule."""
         return Engine(batch, height, width, self.config, self.device)
 
-    def _warm_up(self) -> None:
+    def _compile_and_run_every_launch(self) -> None:
         """Compile and load everything, and make every launch once."""
         frame = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         flow = self._check_or_create_out(None)

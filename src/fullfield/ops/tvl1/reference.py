@@ -33,10 +33,10 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Co
 
 def create_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
     """Return a function of checked frames, a start and a progress to the flow."""
-    return partial(check_and_solve_each_pair, partial(solve, config=config), dtype)
+    return partial(check_and_solve_each_pair, partial(solve_grey_pair, config=config), dtype)
 
 
-def solve(
+def solve_grey_pair(
     frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None, config: TVL1Config
 ) -> Tensor:
     """Return the flow [2, H, W] of grey frames [H, W] of 0 ... 255, from an initial flow [2, H, W] or None."""
@@ -154,10 +154,10 @@ def compute_divergence(across: Tensor, down: Tensor, borders: str) -> Tensor:
     return (a[:, 1:] - a[:, :-1]) + (d[1:] - d[:-1])
 
 
-def compute_forward_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
+def compute_forward_gradient(plane: Tensor) -> tuple[Tensor, Tensor]:
     """Return forward differences of [H, W], zero at the far border."""
-    p = pad(u[None, None], (0, 1, 0, 1), mode="replicate")[0, 0]
-    return p[:-1, 1:] - u, p[1:, :-1] - u
+    p = pad(plane[None, None], (0, 1, 0, 1), mode="replicate")[0, 0]
+    return p[:-1, 1:] - plane, p[1:, :-1] - plane
 
 
 def update_flow_and_dual(

@@ -148,17 +148,22 @@ class _RadiusSearchLaunch:
         self.kernels.launch_batch("count_neighbors", self.batch, [max(1, blocks) for blocks in self.blocks])
         self.kernels.launch_batch("start_rows", self.batch, sum_counts)
 
-    def _fill_search_params(self, p: Any, search: Search) -> None:
+    def _fill_search_params(self, params: Any, search: Search) -> None:
         points, queries, offsets, query_offsets, radius = search
         own = queries is points
         clouds = _copy_offsets_or_none_if_single_cloud(offsets, points.device)
         queried = clouds if own else _copy_offsets_or_none_if_single_cloud(query_offsets, points.device)
         arguments = (points, queries, clouds, queried)
         self._arguments.append(arguments)
-        p.points, p.queries, p.offsets, p.query_offsets = map(get_address, arguments)
-        p.count, p.asked, p.batches, p.own = points.shape[0], queries.shape[0], offsets.numel() - 1, own
-        p.inverse, p.mask = 1.0 / (radius * _MARGIN), _count_table_slots(points.shape[0]) - 1
-        p.limit = ctypes.c_float(radius).value ** 2
+        params.points, params.queries, params.offsets, params.query_offsets = map(get_address, arguments)
+        params.count, params.asked, params.batches, params.own = (
+            points.shape[0],
+            queries.shape[0],
+            offsets.numel() - 1,
+            own,
+        )
+        params.inverse, params.mask = 1.0 / (radius * _MARGIN), _count_table_slots(points.shape[0]) - 1
+        params.limit = ctypes.c_float(radius).value ** 2
 
     def write_indices_and_get_neighbors(self, totals: Sequence[int]) -> list[Neighbors]:
         """Write the indices of so many pairs."""
@@ -244,7 +249,9 @@ class DownsampledCloud(NamedTuple):
     cloud: Cloud
 
 
-def downsample_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[DownsampledCloud]]:
+def downsample_repeatedly_and_get_max_magnitude(
+    cloud: Cloud, cells: Sequence[float]
+) -> tuple[float, list[DownsampledCloud]]:
     """Thin the cloud repeatedly; also return the largest magnitude of a coordinate, NaN if one is NaN.
 
     Waits for the device once, for all numbers of points: what is returned lies in memory for ``cloud``'s.

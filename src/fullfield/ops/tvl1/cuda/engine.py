@@ -114,22 +114,22 @@ class Engine:
 
     def resample_to_initial_flow(self, flow: Tensor) -> None:
         """Fill ``start`` from a flow [B, 2, H, W], contiguous."""
-        self._build_vertical_initial_flow_resample(build_plane_descriptor(flow), None)(raw_stream(self._about.index))
-        self._launch_cached_kernel("start across", self._build_horizontal_initial_flow_resample)
+        self._build_vertical_initial_flow_launch(build_plane_descriptor(flow), None)(raw_stream(self._about.index))
+        self._launch_cached_kernel("start across", self._build_horizontal_initial_flow_launch)
 
     def resample_last_result_to_initial_flow(self) -> None:
         """Fill ``start`` from the flow just written."""
         self._launch_cached_kernel(
             "start down",
-            lambda: self._build_vertical_initial_flow_resample(self._build_result_plane_descriptor(), self._flow_at),
+            lambda: self._build_vertical_initial_flow_launch(self._build_result_plane_descriptor(), self._flow_at),
         )
-        self._launch_cached_kernel("start across", self._build_horizontal_initial_flow_resample)
+        self._launch_cached_kernel("start across", self._build_horizontal_initial_flow_launch)
 
-    def _build_vertical_initial_flow_resample(self, source: Planes, source_at: Tensor | None) -> Launch:
+    def _build_vertical_initial_flow_launch(self, source: Planes, source_at: Tensor | None) -> Launch:
         target = build_plane_descriptor(self._strip, self.sizes[0][1])
         return self._passes.build_resample_launch(source, target, "gaussian", "none", source_at=source_at)
 
-    def _build_horizontal_initial_flow_resample(self) -> Launch:
+    def _build_horizontal_initial_flow_launch(self) -> Launch:
         (height, width), (h, w) = self.sizes[0], self.sizes[-1]
         source, target = build_plane_descriptor(self._strip, width), build_plane_descriptor(self.start, w)
         return self._passes.build_resample_launch(source, target, "none", "gaussian", scale=(w / width, h / height))

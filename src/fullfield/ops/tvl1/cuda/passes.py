@@ -127,11 +127,11 @@ class KernelLaunches:
         for table in self._tables.values():
             yield from (table.first, table.weight)
 
-    def _get_or_compute_resampling_table(self, kind: str, size_in: int, size_out: int) -> _DeviceTapTable:
-        key = (kind, size_in, size_out)
+    def _get_or_compute_resampling_table(self, filter_name: str, size_in: int, size_out: int) -> _DeviceTapTable:
+        key = (filter_name, size_in, size_out)
         table = self._tables.get(key)
         if table is None:
-            first, weight = _WINDOWS[kind](size_in, size_out)
+            first, weight = _WINDOWS[filter_name](size_in, size_out)
             index = torch.from_numpy(first.astype(np.int32)).to(self._device)
             table = _DeviceTapTable(index, torch.from_numpy(weight.astype(np.float32)).to(self._device), first)
             self._tables[key] = table
