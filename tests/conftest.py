@@ -58,10 +58,10 @@ def _use_one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
 
 # What is chosen once for a machine, and estimators built for it.
 _CHOICES = (
-    ("fullfield.ops._launching", "_get_rocm_name"),
+    ("fullfield.ops._launching", "_get_rocm_gpu_name"),
     ("fullfield.ops._launching", "_explain_unsupported_gpu"),
     ("fullfield.ops.matching.api", "_choose_backend"),
-    ("fullfield.ops.spatial_correlation.protocol", "_choose_backend_cached"),
+    ("fullfield.ops.spatial_correlation.protocol", "_choose_backend_module_cached"),
     ("fullfield.models.prepared.runner", "choose_cpu_dtype"),
     ("fullfield.estimators.estimation", "_get_or_build_cached_estimator"),
 )

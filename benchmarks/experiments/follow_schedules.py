@@ -25,7 +25,7 @@ from benchmarks.stored import environment
 from fullfield._check import resolve_available_device
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.ops.warping import warp_planes
+from fullfield.ops.warping import warp_planes_and_mark_inside
 from fullfield.sequences.follow import create_pair_matcher
 from fullfield.sequences.tracking import ChainSchedule, PairMatcher, Tracker
 
@@ -76,7 +76,7 @@ class ObservedTracker(Tracker):
         flow = match.forward.flow
         if first is not self._reference:
             before = next(state.match.forward.flow for state in self._states.values() if state.frame is first)
-            steps, inside = warp_planes(flow[None], before[None])
+            steps, inside = warp_planes_and_mark_inside(flow[None], before[None])
             flow = torch.where(inside[0], before + steps[0], torch.inf)
         self.flows.append(flow)
         return match

@@ -28,7 +28,7 @@ from benchmarks.stored import state_conditions
 from fullfield._check import resolve_available_device
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.ops.warping import warp_planes
+from fullfield.ops.warping import warp_planes_and_mark_inside
 from fullfield.sequences import follow_frames
 from fullfield.testing.shots import SyntheticShot
 
@@ -62,7 +62,7 @@ def chain_flow(frames: Tensor, estimator: RefinedEstimator) -> Iterator[Tensor]:
     total: Tensor | None = None
     for first, second in pairwise(frames):
         step = estimator(first[None], second[None])
-        total = step if total is None else total + warp_planes(step, total)[0]
+        total = step if total is None else total + warp_planes_and_mark_inside(step, total)[0]
         yield total[0]
 
 

@@ -32,7 +32,7 @@ from fullfield.metrics import epe
 from fullfield.ops.consistency import compute_forward_backward_distance
 from fullfield.ops.tvl1 import refine_flow
 from fullfield.ops.tvl1.config import THREE_PASSES, RefinementConfig
-from fullfield.ops.warping import warp_planes
+from fullfield.ops.warping import warp_planes_and_mark_inside
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.pairs import PairGenerator
 
@@ -105,7 +105,7 @@ def scored(pair: Known, ways: RefinedDirections) -> dict[str, Any]:
         plane[0][pair.valid] for plane in estimate_occlusion_and_confidence(first, second, flow, back, ways.log_scale)
     )
     distance = compute_forward_backward_distance(flow, back)[0]
-    backward, inside = warp_planes(back, flow)
+    backward, inside = warp_planes_and_mark_inside(back, flow)
     plain = (flow + backward).square().sum(1) / (0.01 * (flow.square() + backward.square()).sum(1) + 0.5)
     plain = torch.where(inside, plain, torch.inf)[0][pair.valid]
     error = (flow[0] - pair.flow).norm(dim=0)[pair.valid].double()

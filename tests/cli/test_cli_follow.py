@@ -20,7 +20,7 @@ from torch import Tensor
 from fullfield.cli.main import main
 from fullfield.io import read_flow_layers, write_flow_layers, write_image, write_st_map
 from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_all_channels
-from fullfield.ops.warping import warp_planes
+from fullfield.ops.warping import warp_planes_and_mark_inside
 from fullfield.sequences.tracks import TrackedPoint, read_points_csv, read_tracks_from_flow_files, write_tracks
 from fullfield.testing.shots import SyntheticShot
 
@@ -282,7 +282,7 @@ def test_warp_moves_reference_picture_along_followed_files(
     assert torch.equal(read_all_channels("on.1002.exr").pixels, paint)
     painted = read_all_channels("on.1004.exr").pixels[0] > 0.5
     truth = shot.compute_flow_and_visibility(3, 1)
-    expected = warp_planes(paint[None, :1], truth.flow[None])[0][0, 0] > 0.5
+    expected = warp_planes_and_mark_inside(paint[None, :1], truth.flow[None])[0][0, 0] > 0.5
     shared = float((painted & expected & truth.visible).sum())
     assert shared / float(((painted | expected) & truth.visible).sum()) > 0.95
     assert not painted[~truth.visible].all()
@@ -342,7 +342,7 @@ def test_view_of_followed_files_draws_grid_or_paint(shot: SyntheticShot, capsys:
     assert (data["reference"], list(pictures)) == (1002, [1001, 1002, 1003, 1004])
     assert data["max_motion"] < 64
     truth = shot.compute_flow_and_visibility(3, 1)
-    expected = (warp_planes(paint[None, 3:], truth.flow[None])[0][0, 0] > 0.5) & truth.visible
+    expected = (warp_planes_and_mark_inside(paint[None, 3:], truth.flow[None])[0][0, 0] > 0.5) & truth.visible
     painted = (pictures[1004][0] > 0.75) & (pictures[1004][1:].amax(0) < 0.25)
     assert float((painted & expected).sum()) / float((painted | expected).sum()) > 0.8
     plate = shot.render_frame(1)

@@ -24,10 +24,10 @@ from fullfield._kernels import Missing
 from fullfield.integrations import Handle
 from fullfield.integrations.forms import (
     build_original_lookup,
-    choose_backend_for_patch,
-    detect_pooling_limit_or_explain,
+    check_backend_runs_and_warn_if_slow,
+    detect_if_pooling_stops_or_explain,
+    get_backend_or_cuda_on_nvidia,
     parse_signature_or_explain,
-    require_kernel_or_warn,
 )
 from fullfield.integrations.handle import is_patched
 from fullfield.nn import RAFTCorrBlock
@@ -336,17 +336,17 @@ def test_patch_from_threads_keeps_warnings_and_streams() -> None:
 
 @pytest.mark.unit
 def test_patch_on_gpu_requires_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_backend_for_patch(torch.device("cuda"), None) == "cuda"
-    assert choose_backend_for_patch(torch.device("cuda"), "dense") == "dense"
+    assert get_backend_or_cuda_on_nvidia(torch.device("cuda"), None) == "cuda"
+    assert get_backend_or_cuda_on_nvidia(torch.device("cuda"), "dense") == "dense"
     for other in ("mps", "xpu"):
-        assert choose_backend_for_patch(torch.device(other), None) is None
+        assert get_backend_or_cuda_on_nvidia(torch.device(other), None) is None
         with pytest.warns(UserWarning, match=f"lookups run in plain PyTorch, as the kernel runs .* are on {other}"):
-            require_kernel_or_warn(torch.device(other), None)
+            check_backend_runs_and_warn_if_slow(torch.device(other), None)
     with monkeypatch.context() as rocm:
         rocm.setattr(torch.version, "hip", "6.4")
-        assert choose_backend_for_patch(torch.device("cuda"), None) is None
+        assert get_backend_or_cuda_on_nvidia(torch.device("cuda"), None) is None
         with pytest.warns(UserWarning, match=r"are on an AMD GPU \(ROCm\)"):
-            require_kernel_or_warn(torch.device("cuda"), None)
+            check_backend_runs_and_warn_if_slow(torch.device("cuda"), None)
     from fullfield.ops.correlation import cpu
 
     monkeypatch.setattr(cpu, "explain_missing_numba", lambda: Missing("numba is not installed"))
@@ -361,15 +361,15 @@ def test_patch_recognizes_block_signatures() -> None:
     assert parse_signature_or_explain(Guided) == "its parameters are (fmap1, fmap2, guide, num_levels, radius)"
     form = parse_signature_or_explain(foreign_network.CorrBlock)
     assert not isinstance(form, str)
-    assert detect_pooling_limit_or_explain(build_original_lookup(foreign_network.CorrBlock, form)) is False
+    assert detect_if_pooling_stops_or_explain(build_original_lookup(foreign_network.CorrBlock, form)) is False
     assert "raised NotImplementedError" in str(
-        detect_pooling_limit_or_explain(build_original_lookup(foreign_network.AlternateCorrBlock, form))
+        detect_if_pooling_stops_or_explain(build_original_lookup(foreign_network.AlternateCorrBlock, form))
     )
     one, two = torch.rand(2, 1, 1, 2, 2)
-    assert form.bind_arguments((one, two, 3), {"radius": 2})[2:] == (3, 2, False)
+    assert form.bind_and_check_arguments((one, two, 3), {"radius": 2})[2:] == (3, 2, False)
     for arguments, keywords in (((one,), {}), ((one, two, 1, 2, 3), {}), ((one, two), {"levels": 1})):
         with pytest.raises(TypeError, match="expected the arguments fmap1, fmap2, num_levels, radius"):
-            form.bind_arguments(arguments, keywords)
+            form.bind_and_check_arguments(arguments, keywords)
 
 
 @pytest.mark.unit
@@ -384,8 +384,8 @@ def test_parse_signature_refuses_options_that_change_result() -> None:
     form = parse_signature_or_explain(Normed)
     assert not isinstance(form, str)
     one, two = torch.rand(2, 1, 1, 2, 2)
-    form.bind_arguments((one, two), {})
-    refuses("normalise: expected False", form.bind_arguments, (one, two), {"normalise": True})
+    form.bind_and_check_arguments((one, two), {})
+    refuses("normalise: expected False", form.bind_and_check_arguments, (one, two), {"normalise": True})
 
 
 @pytest.mark.gpu

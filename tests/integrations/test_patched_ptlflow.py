@@ -21,7 +21,7 @@ from fullfield.integrations.ptlflow import (
     SUPPORT,
     TESTED,
     ModelSupport,
-    find_model_support,
+    find_model_support_or_none,
 )
 from refusals import refuses
 
@@ -220,7 +220,7 @@ def test_support_table_names_each_model_once(ptlflow: Any) -> None:
 @pytest.mark.parametrize("name", ["csflow", "llaflow", "flow1d"])
 def test_patch_refuses_other_operators_with_reason(name: str, build: Callable[[str], Any]) -> None:
     model = build(name)
-    support = find_model_support(model)
+    support = find_model_support_or_none(model)
     refused = refuses("no correlation that is known", fullfield.patch, model)
     assert support.note in refused
 

@@ -89,7 +89,7 @@ def generate_collect_and_multiply_sources(
     actual = shapes.derive_gradient_config(shapes.choose_forward_config(request, get_device_gpu_properties(arch)))
     side, variant = (
         shapes.choose_gradient_patch_side(actual, shared),
-        shapes.choose_multiply_kernel_blocks(actual, shared),
+        shapes.choose_multiply_channels_and_chunks(actual, shared),
     )
     assert side >= 2 * request.radius + 2
     assert actual.padded_channels % variant[0] == 0
@@ -130,7 +130,7 @@ def convolution_of(
 ) -> tuple[points.ConvRequest, config.OperandFormat]:
     """Return the request as the launches change it, and what they multiply."""
     request = points.ConvRequest(torch.device("cuda", 0), dtype, channels, groups, cells, rows, rows, 16 * rows)
-    if not get_device_gpu_properties(arch).multiplies_bfloat16:
+    if not get_device_gpu_properties(arch).has_bfloat16_tensor_cores:
         request = config.replace_bfloat16_by_float32(request)
     return request, config.choose_operand_format(request, False)
 
@@ -205,9 +205,9 @@ def of_spatial_correlation(arch: str) -> Limits:
     half_dtype = torch.float16 if arch == "sm_75" else torch.bfloat16
     for dtype, patch in ((torch.float32, 9), (half_dtype, 9), (half_dtype, 21)):
         columns = spatial.divide_displacement_row(patch)
-        rows = spatial.choose_displacement_rows(patch, columns, 1000, SHARED[arch])
+        rows = spatial.choose_displacement_rows_per_block(patch, columns, 1000, SHARED[arch])
         if dtype == torch.float32:
-            limit = 65536 / spatial.count_forward_threads(columns, rows)
+            limit = 65536 / spatial.count_forward_threads_per_block(columns, rows)
             yield spatial.generate_forward_source(True, columns, rows), "spatial_forward", limit, 128
         else:
             half = spatial.choose_half_precision_tiling((patch, patch), 1000)

@@ -56,7 +56,7 @@ def clear_caches() -> Iterator[Callable[[], None]]:
 
     def clear() -> None:
         _launching._explain_unsupported_gpu.cache_clear()
-        _launching._get_rocm_name.cache_clear()
+        _launching._get_rocm_gpu_name.cache_clear()
 
     clear()
     yield clear
@@ -104,7 +104,7 @@ def test_multiplies_bfloat16_requires_ampere(monkeypatch: pytest.MonkeyPatch) ->
     assert _launching.explain_missing_bfloat16(torch.device("cuda", 0)) is None
     turing, ampere, hopper = (_launching.GpuProperties(0, "", arch, 1, 1) for arch in ("compute_75", "sm_80", "sm_90a"))
     assert [gpu.capability for gpu in (turing, ampere, hopper)] == [75, 80, 90]
-    assert [gpu.multiplies_bfloat16 for gpu in (turing, ampere, hopper)] == [False, True, True]
+    assert [gpu.has_bfloat16_tensor_cores for gpu in (turing, ampere, hopper)] == [False, True, True]
 
 
 def test_explain_refusal_in_compiled_code_does_not_warn() -> None:

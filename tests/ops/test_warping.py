@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.ops import warping
-from fullfield.ops.warping import warp_planes
+from fullfield.ops.warping import warp_planes_and_mark_inside
 
 
 def random_case(size: tuple[int, int], batch: int = 2, channels: int = 3, motion: float = 4.0) -> tuple[Tensor, Tensor]:
@@ -44,7 +44,7 @@ def warp_by_loops(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("size", [(7, 9), (1, 6), (5, 1), (1, 1), (2, 2)])
 def test_warp_equals_loops(size: tuple[int, int]) -> None:
     planes, flow = random_case(size)
-    warped, inside = warp_planes(planes, flow)
+    warped, inside = warp_planes_and_mark_inside(planes, flow)
     expected, expected_inside = warp_by_loops(planes, flow)
     torch.testing.assert_close(warped, expected, atol=1e-12, rtol=1e-12)
     assert torch.equal(inside, expected_inside)
@@ -53,9 +53,9 @@ def test_warp_equals_loops(size: tuple[int, int]) -> None:
 
 def test_warp_in_strips_equals_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     planes, flow = (tensor.float() for tensor in random_case((13, 11)))
-    whole = warp_planes(planes, flow)
+    whole = warp_planes_and_mark_inside(planes, flow)
     monkeypatch.setattr(warping, "_CPU_PIXELS", 30)
-    strips = warp_planes(planes, flow)
+    strips = warp_planes_and_mark_inside(planes, flow)
     assert all(map(torch.equal, strips, whole))
 
 
@@ -65,7 +65,7 @@ def test_warp_keeps_fractions_at_far_positions() -> None:
     planes = torch.arange(width, dtype=torch.float64).expand(1, 1, 2, width)
     flow = torch.zeros(1, 2, 2, width)
     flow[:, 0] = 0.0011
-    warped, inside = warp_planes(planes, flow)
+    warped, inside = warp_planes_and_mark_inside(planes, flow)
     assert (warped[..., :-1] - planes[..., :-1] - 0.0011).abs().max() < 1e-8
     assert inside[..., :-1].all()
     assert not inside[..., -1].any()
@@ -75,10 +75,10 @@ def test_warp_repeats_border_outside() -> None:
     planes = torch.arange(12.0).view(1, 1, 3, 4)
     flow = torch.zeros(1, 2, 3, 4)
     flow[0, 0] = torch.tensor([[-1e30, 1e30, torch.inf, -torch.inf]] * 3)
-    warped, inside = warp_planes(planes, flow)
+    warped, inside = warp_planes_and_mark_inside(planes, flow)
     assert torch.equal(warped[0, 0], torch.tensor([[0.0, 3, 3, 0], [4, 7, 7, 4], [8, 11, 11, 8]]))
     assert not inside.any()
-    warped, inside = warp_planes(planes, torch.full_like(flow, torch.nan))
+    warped, inside = warp_planes_and_mark_inside(planes, torch.full_like(flow, torch.nan))
     assert warped.isfinite().all()
     assert not inside.any()
 
@@ -86,25 +86,27 @@ def test_warp_repeats_border_outside() -> None:
 def test_warp_gradients_pass_gradcheck() -> None:
     planes, flow = random_case((4, 5), batch=1, channels=2, motion=1.0)
     flow = flow.floor() + 0.2 + 0.6 * torch.rand_like(flow)  # away from the kinks at pixels
-    assert torch.autograd.gradcheck(lambda a, b: warp_planes(a, b)[0], (planes.requires_grad_(), flow.requires_grad_()))
+    assert torch.autograd.gradcheck(
+        lambda a, b: warp_planes_and_mark_inside(a, b)[0], (planes.requires_grad_(), flow.requires_grad_())
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_warp_keeps_dtype_of_planes(dtype: torch.dtype) -> None:
     planes, flow = random_case((9, 8))
-    warped, inside = warp_planes(planes.to(dtype), flow.float())
-    expected, expected_inside = warp_planes(planes.to(dtype).double(), flow.float())
+    warped, inside = warp_planes_and_mark_inside(planes.to(dtype), flow.float())
+    expected, expected_inside = warp_planes_and_mark_inside(planes.to(dtype).double(), flow.float())
     assert warped.dtype == dtype
     assert torch.equal(inside, expected_inside)
     assert (warped.double() - expected).abs().max() <= 8 * torch.finfo(dtype).eps * planes.abs().max()
 
 
 def test_warp_accepts_empty_and_strided_planes() -> None:
-    warped, inside = warp_planes(torch.zeros(0, 3, 4, 5), torch.zeros(0, 2, 4, 5))
+    warped, inside = warp_planes_and_mark_inside(torch.zeros(0, 3, 4, 5), torch.zeros(0, 2, 4, 5))
     assert (warped.shape, inside.shape) == ((0, 3, 4, 5), (0, 4, 5))
     planes, flow = random_case((6, 7))
     strided = planes.movedim(1, -1).contiguous().movedim(-1, 1)
-    assert torch.equal(warp_planes(strided, flow)[0], warp_planes(planes, flow)[0])
+    assert torch.equal(warp_planes_and_mark_inside(strided, flow)[0], warp_planes_and_mark_inside(planes, flow)[0])
 
 
 def test_warp_refuses_bad_arguments() -> None:
@@ -116,7 +118,7 @@ def test_warp_refuses_bad_arguments() -> None:
         ((planes, flow.long()), "flow: expected"),
     ):
         with pytest.raises(InputError, match=message):
-            warp_planes(*arguments)
+            warp_planes_and_mark_inside(*arguments)
 
 
 @pytest.mark.gpu
@@ -125,7 +127,7 @@ def test_warp_on_gpu_equals_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warping, "_GPU_PIXELS", 100)
     planes, flow = (tensor.float() for tensor in random_case((23, 31)))
     flow[0, 0, 3, 4] = torch.nan
-    warped, inside = warp_planes(planes.cuda(), flow.cuda())
-    expected, expected_inside = warp_planes(planes, flow)
+    warped, inside = warp_planes_and_mark_inside(planes.cuda(), flow.cuda())
+    expected, expected_inside = warp_planes_and_mark_inside(planes, flow)
     assert torch.equal(inside.cpu(), expected_inside)
     torch.testing.assert_close(warped.cpu(), expected, atol=1e-6, rtol=1e-6)

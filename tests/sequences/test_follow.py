@@ -15,7 +15,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.io import read_flow_layers, write_image
 from fullfield.ops.tvl1.config import PRESETS
-from fullfield.ops.warping import warp_planes
+from fullfield.ops.warping import warp_planes_and_mark_inside
 from fullfield.sequences import follow_pool, worker
 from fullfield.sequences.follow import follow_frames
 from fullfield.sequences.follow_job import FollowJob, write_reference_flow
@@ -64,7 +64,7 @@ def mean_error(flow: Tensor, shot: SyntheticShot, first: int, second: int) -> fl
 
 def test_synthetic_shot_truth_maps_frames(shot: SyntheticShot) -> None:
     first, second, truth = shot.render_frame(2), shot.render_frame(6), shot.compute_flow_and_visibility(2, 6)
-    warped, inside = warp_planes(second[None], truth.flow[None])
+    warped, inside = warp_planes_and_mark_inside(second[None], truth.flow[None])
     visible = truth.visible & inside[0]
     visible[1:-1, 1:-1] &= torch.stack([visible.roll((y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1)]).all(0)[
         1:-1, 1:-1
@@ -74,7 +74,7 @@ def test_synthetic_shot_truth_maps_frames(shot: SyntheticShot) -> None:
     ratio = (warped[0].mean(0) / first.mean(0).clamp(min=0.05))[visible]
     assert float((ratio - ratio.median()).abs().median()) < 0.03
     back = shot.compute_flow_and_visibility(6, 2)
-    there_and_back = truth.flow + warp_planes(back.flow[None], truth.flow[None])[0][0]
+    there_and_back = truth.flow + warp_planes_and_mark_inside(back.flow[None], truth.flow[None])[0][0]
     assert float(there_and_back.abs().mean(0)[visible].median()) < 0.05
 
 

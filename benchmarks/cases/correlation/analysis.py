@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.cases.correlation.blocks import grid, place_in_patches
 from fullfield import _check
 from fullfield.ops._positions import create_pixel_grid
-from fullfield.ops.correlation.in_pytorch import list_window_positions, locate_pixel_windows
+from fullfield.ops.correlation.in_pytorch import list_clamped_positions_and_mark_inside, locate_pixel_windows
 
 BLOCKS = (1, 2, 4, 8, 16)
 LAYOUTS = ("row-major", "patch-major")
@@ -210,7 +210,7 @@ def sampling_matrix(
         mask = torch.zeros(some.shape[2], count, dtype=torch.bool)
         for update in some:
             window = locate_pixel_windows(update.T, 0, size, radius)
-            x, y, inside = list_window_positions(window, size, radius)
+            x, y, inside = list_clamped_positions_and_mark_inside(window, size, radius)
             row = torch.arange(len(x))[:, None, None].expand_as(x)
             mask[row[inside], (y * size[1] + x)[inside]] = True
         columns = torch.zeros(some.shape[2], pixels).index_add_(1, bins, mask[:, order].float())

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.cases.correlation.alt_cuda_corr import alt_cuda_corr_extension as alt_cuda_corr_extension
 from benchmarks.cases.correlation.blocks import Blocks
 from benchmarks.harness import TooLarge, Unsupported
-from fullfield.integrations.forms import silence_output
+from fullfield.integrations.forms import silence_output_and_warnings
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_pyramid
 from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, LookupRequest, compute_level_sizes
@@ -268,7 +268,7 @@ def ptlflow_volume() -> Contender | None:
     if importlib.util.find_spec("ptlflow") is None:
         return None
     try:
-        with silence_output():
+        with silence_output_and_warnings():
             module: Any = importlib.import_module("ptlflow.models.raft.corr")
     except (ImportError, OSError, RuntimeError):
         return None

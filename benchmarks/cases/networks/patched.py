@@ -22,7 +22,7 @@ from benchmarks.cases.networks.models import Plan as FramePlan
 from benchmarks.cases.networks.models import frames
 from benchmarks.harness import Candidate, clock_of, given_up, interleaved, peak_bytes, release
 from fullfield._check import InputError
-from fullfield.integrations.forms import silence_output
+from fullfield.integrations.forms import silence_output_and_warnings
 from fullfield.integrations.patching import patch
 from fullfield.nn import CorrelationPyramid
 
@@ -63,7 +63,7 @@ def cases(plan: Plan, note: Note) -> Cases:
 
 
 def _model(plan: Plan, name: str) -> Any:
-    with silence_output(), torch.random.fork_rng(devices=[]):
+    with silence_output_and_warnings(), torch.random.fork_rng(devices=[]):
         import ptlflow
 
         torch.manual_seed(0)
@@ -107,7 +107,7 @@ def _work(plan: Plan, model: Any, images: Tensor) -> Callable[[], Tensor]:
         return flows[-1].detach()
 
     def quietly() -> Tensor:
-        with silence_output():
+        with silence_output_and_warnings():
             return (step if plan.train else estimate)()
 
     return quietly

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.cases.correlation.contenders import DENSE_ELEMENTS
 from benchmarks.harness import TooLarge, Unsupported
-from fullfield.integrations.forms import silence_output
+from fullfield.integrations.forms import silence_output_and_warnings
 from fullfield.models.framing import STRIDE
 
 Flow = Callable[[Tensor, Tensor, int], Tensor]
@@ -60,7 +60,7 @@ DEFAULT_PEER_FORMS = ("dense", "dense-half")
 
 def load_peer(name: str) -> Any:
     """Return a network of ptlflow."""
-    with silence_output():
+    with silence_output_and_warnings():
         return importlib.import_module("ptlflow").get_model(name)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from benchmarks.harness import Unsupported, first_line
-from fullfield.integrations.forms import silence_output
+from fullfield.integrations.forms import silence_output_and_warnings
 from fullfield.ops.matching import global_matching
 from fullfield.ops.spatial_correlation import spatial_correlation
 
@@ -42,7 +42,7 @@ def peers(localcorr: str | None) -> tuple[dict[str, Sampler], dict[str, str]]:
     }
     for name, make in makers.items():
         try:
-            with silence_output():
+            with silence_output_and_warnings():
                 result[name] = make()
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             absent[name] = first_line(error)

@@ -10,7 +10,7 @@ from torch.nn.functional import conv2d, pad
 
 from fullfield.estimators._still import find_still_areas
 from fullfield.ops.consistency import compute_forward_backward_distance
-from fullfield.ops.warping import warp_planes
+from fullfield.ops.warping import warp_planes_and_mark_inside
 
 # Pixels, and values of 0 ... 255.
 _BLUR = (0.054488685, 0.24420134, 0.40261996, 0.24420134, 0.054488685)  # Gaussian of sigma 1
@@ -65,7 +65,7 @@ class ReliabilityEvidence(NamedTuple):
 def compute_reliability_evidence(frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor) -> ReliabilityEvidence:
     """Compute the evidence; arguments as for :func:`estimate_occlusion_and_confidence`."""
     distance = compute_forward_backward_distance(flow, backward)
-    warped, inside = warp_planes(frame2, flow)
+    warped, inside = warp_planes_and_mark_inside(frame2, flow)
     across, down = ((after - before) / 2 for before, after in _get_four_neighbour_values(frame1))
     contrast = torch.sqrt(across * across + down * down).mean(1)
     residual = (frame1 - warped).abs().mean(1)
@@ -105,7 +105,7 @@ def estimate_occlusion_and_confidence(
         hidden = by_distance * signs.log_distance + hidden
         is_valid = torch.ones_like(signs.inside) if valid1 is None else valid1
         if valid2 is not None:
-            leads_to_valid = warp_planes(valid2[:, None].to(flow.dtype), flow)[0][:, 0] > 0.5
+            leads_to_valid = warp_planes_and_mark_inside(valid2[:, None].to(flow.dtype), flow)[0][:, 0] > 0.5
             is_valid = is_valid & (leads_to_valid | ~signs.inside)
         is_seen = signs.inside & is_valid
         hidden = (

@@ -105,10 +105,12 @@ class PtlflowEstimator(LoadingEstimator):
             return self._requested or "automatic"
         if self._handle is None:
             return ORIGINAL
-        from fullfield.integrations.forms import choose_backend_for_patch
+        from fullfield.integrations.forms import get_backend_or_cuda_on_nvidia
 
         device = next(self._model.parameters()).device
-        return choose_backend_for_patch(device, self._requested) or ("cpu" if device.type == "cpu" else "reference")
+        return get_backend_or_cuda_on_nvidia(device, self._requested) or (
+            "cpu" if device.type == "cpu" else "reference"
+        )
 
     def prepare(
         self,
@@ -233,11 +235,11 @@ class PtlflowEstimator(LoadingEstimator):
         return None if name is None else int(getattr(model, name))
 
     def _should_patch(self, model: torch.nn.Module) -> bool:
-        from fullfield.integrations.ptlflow import OTHER, find_model_support
+        from fullfield.integrations.ptlflow import OTHER, find_model_support_or_none
 
         if not self.config.patched:
             return False
-        support = find_model_support(model)
+        support = find_model_support_or_none(model)
         if support is None or support.state != OTHER:
             return True
         reason = f"None, as {self.method} has no correlation that is known"
@@ -272,6 +274,6 @@ def import_ptlflow() -> Any:
 
 
 def _create_ptlflow_silencing_context() -> AbstractContextManager[None]:
-    from fullfield.integrations.forms import silence_output
+    from fullfield.integrations.forms import silence_output_and_warnings
 
-    return silence_output()
+    return silence_output_and_warnings()

@@ -53,7 +53,7 @@ _ALTERNATE = r"^(Alternate|OL)CorrBlock$"
 
 
 @contextmanager
-def silence_output() -> Iterator[None]:
+def silence_output_and_warnings() -> Iterator[None]:
     """Drop output and warnings; one thread at a time."""
     said = io.StringIO()
     with _ALONE, warnings.catch_warnings(), redirect_stdout(said), redirect_stderr(said):
@@ -61,20 +61,25 @@ def silence_output() -> Iterator[None]:
         yield
 
 
-def check_results_equal(
-    subject: str, original_class: type | None, operator: str, compute_both_results: Callable[[], tuple[Tensor, Tensor]]
+def check_results_close(
+    subject: str,
+    original_class: type | None,
+    operator: str,
+    compute_original_and_own_result: Callable[[], tuple[Tensor, Tensor]],
 ) -> None:
     """Raise InputError unless ``subject``, which should be ``operator``, passes a trial."""
-    reason = describe_result_difference_if_any(compute_both_results)
+    reason = describe_difference_or_error_if_any(compute_original_and_own_result)
     if reason is not None:
         raise create_unrecognized_error(subject, original_class, operator, reason)
 
 
-def describe_result_difference_if_any(compute_both_results: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
+def describe_difference_or_error_if_any(
+    compute_original_and_own_result: Callable[[], tuple[Tensor, Tensor]],
+) -> str | None:
     """Return how their result of a trial differs from ours; None if it does not."""
-    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), silence_output():
+    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), silence_output_and_warnings():
         try:
-            original_result, own_result = compute_both_results()
+            original_result, own_result = compute_original_and_own_result()
         except Exception as error:  # noqa: BLE001 - foreign code, whatever it raises is the answer
             return f"it raised {type(error).__name__} ({error}) on a trial pair"
     if original_result.shape != own_result.shape:
@@ -111,7 +116,7 @@ class BlockSignature:
     arguments: str | None
     """Parameter that holds ``corr_levels`` and ``corr_radius`` (SEA-RAFT's ``args``), if the two are no parameters."""
 
-    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockArguments:
+    def bind_and_check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockArguments:
         """Return the pair that a call requests."""
         values = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
         if (
@@ -165,12 +170,12 @@ def build_original_lookup(block: Callable[..., Any], signature: BlockSignature) 
     return run_original
 
 
-def detect_pooling_limit_or_explain(original_lookup: Lookup, levels: int = 3) -> bool | str:
+def detect_if_pooling_stops_or_explain(original_lookup: Lookup, levels: int = 3) -> bool | str:
     """Return whether a block stops pooling once a map's shorter side is at most the window's, or how it differs."""
     rules = [False, True]
     for size in _TRIALS:
         for rule in tuple(rules):
-            reason = describe_result_difference_if_any(
+            reason = describe_difference_or_error_if_any(
                 partial(_look_up_with_original_and_ours, original_lookup, size, levels, rule)
             )
             if reason is not None:
@@ -180,7 +185,7 @@ def detect_pooling_limit_or_explain(original_lookup: Lookup, levels: int = 3) ->
     return rules == [True]
 
 
-def check_lookup_and_detect_pooling_limit(
+def check_lookup_and_detect_if_pooling_stops(
     subject: str,
     original_class: type | None,
     original_lookup: Lookup,
@@ -190,7 +195,7 @@ def check_lookup_and_detect_pooling_limit(
     operator: str = ALL_PAIRS,
 ) -> bool:
     """Return whether the block stops pooling; InputError for another operator, or one that stops but may not."""
-    stops = detect_pooling_limit_or_explain(original_lookup, levels)
+    stops = detect_if_pooling_stops_or_explain(original_lookup, levels)
     if isinstance(stops, str):
         raise create_unrecognized_error(subject, original_class, operator, stops)
     if stops and not may_stop_pooling:
@@ -220,7 +225,7 @@ def _draw_features_and_coords(size: tuple[int, int]) -> tuple[Tensor, Tensor, Te
 # ---- replacements
 
 
-def choose_backend_for_patch(device: torch.device, backend: str | None) -> str | None:
+def get_backend_or_cuda_on_nvidia(device: torch.device, backend: str | None) -> str | None:
     """Return the requested backend, or without one an NVIDIA GPU's kernel, which never gives way to a slower one.
 
     None: the operator chooses, plain PyTorch on devices without kernels.
@@ -230,9 +235,9 @@ def choose_backend_for_patch(device: torch.device, backend: str | None) -> str |
     return "cuda"
 
 
-def require_kernel_or_warn(device: torch.device, backend: str | None) -> None:
+def check_backend_runs_and_warn_if_slow(device: torch.device, backend: str | None) -> None:
     """Raise InputError unless the device's kernel, or the requested backend, can run; warn where there is no kernel."""
-    name = choose_backend_for_patch(device, backend) or ("cpu" if device.type == "cpu" else None)
+    name = get_backend_or_cuda_on_nvidia(device, backend) or ("cpu" if device.type == "cpu" else None)
     if name is None:
         reason = explain_not_nvidia_gpu(device)
         warnings.warn(f"model: its lookups run in plain PyTorch, as the kernel {reason}", stacklevel=4)
@@ -242,7 +247,7 @@ def require_kernel_or_warn(device: torch.device, backend: str | None) -> None:
         raise InputError(f"model: the backend {name!r} cannot serve it on {device}: {reason}")
 
 
-def cast_features_for_autocast(fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+def autocast_features_and_get_result_dtype(fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
     """Return the features as the original's product would see them, and the dtype of its result."""
     kind = fmap1.device.type
     if not torch.is_autocast_enabled(kind) or fmap1.dtype == torch.float64:
@@ -251,7 +256,7 @@ def cast_features_for_autocast(fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, Te
     return fmap1.to(dtype), fmap2.to(dtype), torch.float32
 
 
-def build_correlation_pyramid(
+def build_autocast_correlation_pyramid(
     fmap1: Tensor,
     fmap2: Tensor,
     levels: int,
@@ -260,8 +265,8 @@ def build_correlation_pyramid(
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> CorrelationPyramid:
     """Prepare a pair as the original's block would see it."""
-    first, second, dtype = cast_features_for_autocast(fmap1, fmap2)
-    resolved = choose_backend_for_patch(fmap1.device, backend)
+    first, second, dtype = autocast_features_and_get_result_dtype(fmap1, fmap2)
+    resolved = get_backend_or_cuda_on_nvidia(fmap1.device, backend)
     return CorrelationPyramid(
         first, second, levels, radius, backend=resolved, out_dtype=dtype, memory_format=memory_format
     )
@@ -328,10 +333,10 @@ class PoolingLimitedBlock:
     """Block that stops pooling at maps no larger than the window."""
 
     def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, backend: str | None) -> None:
-        self._fmap1, second, self._dtype = cast_features_for_autocast(fmap1, fmap2)
+        self._fmap1, second, self._dtype = autocast_features_and_get_result_dtype(fmap1, fmap2)
         self._maps = pool_feature_pyramid(second, levels, radius, True)
         self._radius = radius
-        self._backend = choose_backend_for_patch(fmap1.device, backend)
+        self._backend = get_backend_or_cuda_on_nvidia(fmap1.device, backend)
 
     def __call__(self, coords: Tensor) -> Tensor:
         """Look up around ``coords``."""
@@ -355,11 +360,14 @@ class BlockBuilder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Tensor]:
         """Return our block for the pair that the original is called with."""
-        fmap1, fmap2, levels, radius, on_demand = self._signature.bind_arguments(args, kwargs)
+        fmap1, fmap2, levels, radius, on_demand = self._signature.bind_and_check_arguments(args, kwargs)
         if self._stops and has_level_within_window(fmap2, levels, radius):
             return PoolingLimitedBlock(fmap1, fmap2, levels, radius, self._backend)
-        first, second, dtype = cast_features_for_autocast(fmap1, fmap2)
-        options: dict[str, Any] = {"backend": choose_backend_for_patch(fmap1.device, self._backend), "out_dtype": dtype}
+        first, second, dtype = autocast_features_and_get_result_dtype(fmap1, fmap2)
+        options: dict[str, Any] = {
+            "backend": get_backend_or_cuda_on_nvidia(fmap1.device, self._backend),
+            "out_dtype": dtype,
+        }
         if self._dilated:
             return SEARAFTCorrBlock(first, second, _Arguments(levels, radius), **options)
         large = (first.numel() + second.numel()) * first.element_size() >= LEAN_BYTES
@@ -372,7 +380,7 @@ class BlockBuilder:
         return "fullfield's " + (SEARAFTCorrBlock if self._dilated else RAFTCorrBlock).__name__
 
 
-def _recognize_and_verify_block(
+def _verify_and_build_block_replacement(
     name: str, original: Any, location: str, has_recognized_sibling: bool, backend: str | None
 ) -> BlockBuilder:
     signature = parse_signature_or_explain(original)
@@ -381,14 +389,14 @@ def _recognize_and_verify_block(
     on_demand = re.search(_ALTERNATE, name) is not None
     if has_recognized_sibling and on_demand:
         return BlockBuilder(original, signature, False, on_demand, backend)
-    stops = check_lookup_and_detect_pooling_limit(
+    stops = check_lookup_and_detect_if_pooling_stops(
         f"the {name} of {location}", None, build_original_lookup(original, signature), may_stop_pooling=True
     )
     return BlockBuilder(original, signature, stops, on_demand, backend)
 
 
 RECOGNIZERS: dict[str, Recognizer] = {
-    r"^(?!Alternate|OL).*CorrBlock|^get_corr_block$": _recognize_and_verify_block,
-    _ALTERNATE: _recognize_and_verify_block,
+    r"^(?!Alternate|OL).*CorrBlock|^get_corr_block$": _verify_and_build_block_replacement,
+    _ALTERNATE: _verify_and_build_block_replacement,
 }
 """Recognisers by the names under which methods reach blocks. Blocks that can be tried come first."""

@@ -161,7 +161,7 @@ def _get_pickled_state(target: Any) -> dict[str, Any]:
     return dict(state)
 
 
-def _restore_pickled_state(target: Any, state: dict[str, Any]) -> Any:
+def _set_pickled_state_and_return(target: Any, state: dict[str, Any]) -> Any:
     if hasattr(target, "__setstate__"):
         target.__setstate__(state)
     else:
@@ -173,7 +173,7 @@ def _deepcopy_with_patch(self: Any, memo: dict[int, Any]) -> Any:
     """Return a copy, which is patched as its original is."""
     created = object.__new__(type(self))
     memo[id(self)] = created
-    return _restore_pickled_state(created, copy.deepcopy(_get_pickled_state(self), memo))
+    return _set_pickled_state_and_return(created, copy.deepcopy(_get_pickled_state(self), memo))
 
 
 def _reduce_to_unpatched_class(self: Any, _: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -193,7 +193,9 @@ class Recognizer(Protocol):
         """
 
 
-def find_changes(model: torch.nn.Module, recognizers: Mapping[str, Recognizer], backend: str | None) -> list[Change]:
+def find_and_check_method_changes(
+    model: torch.nn.Module, recognizers: Mapping[str, Recognizer], backend: str | None
+) -> list[Change]:
     """Return a change for every part whose methods reach a block by a name that one of the patterns matches.
 
     Raises:
@@ -202,7 +204,7 @@ def find_changes(model: torch.nn.Module, recognizers: Mapping[str, Recognizer], 
     changes: list[Change] = []
     recognized: dict[int, Any] = {}
     for module in model.modules():
-        overrides, replaced = _build_overriding_methods(type(module), recognizers, backend, recognized)
+        overrides, replaced = _override_methods_and_list_replacements(type(module), recognizers, backend, recognized)
         hidden = next((name for name in overrides if name in vars(module)), None)
         if hidden is not None:
             kind = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -215,32 +217,34 @@ def find_changes(model: torch.nn.Module, recognizers: Mapping[str, Recognizer], 
     return changes
 
 
-def _build_overriding_methods(
-    kind: type, recognizers: Mapping[str, Recognizer], backend: str | None, recognized_out: dict[int, Any]
+def _override_methods_and_list_replacements(
+    module_class: type, recognizers: Mapping[str, Recognizer], backend: str | None, recognized_by_id_out: dict[int, Any]
 ) -> tuple[dict[str, FunctionType], list[Replacement]]:
     overrides: dict[str, FunctionType] = {}
     replaced: list[Replacement] = []
-    for name, owner, function, hiding in _iterate_functions(kind):
+    for name, owner, function, hiding in _iterate_methods_with_owner_and_hider(module_class):
         inner = inspect.unwrap(function)
         if not isinstance(inner, FunctionType):
             inner = function
-        names = _find_block_names(inner, recognizers)
+        names = _find_recognized_global_names(inner, recognizers)
         if not names or (hiding is not None and "super" not in hiding.__code__.co_names):
             continue
         where = f"{owner.__module__}.{owner.__qualname__}.{name}"
         if inner is not function or hiding is not None:
             how = "decorated" if hiding is None else "called by a subclass's method of that name"
             raise InputError(f"model: {where} is {how}, so that its {names[0]} cannot be replaced")
-        stand_ins = _build_replacements(inner, names, where, recognizers, backend, recognized_out)
-        overrides[name] = _copy_function_with_globals(inner, stand_ins)
+        stand_ins = _build_or_reuse_replacements(inner, names, where, recognizers, backend, recognized_by_id_out)
+        overrides[name] = _copy_function_with_replaced_globals(inner, stand_ins)
         replaced += [Replacement(where, description, str(by)) for description, by in stand_ins.items()]
     return overrides, replaced
 
 
-def _iterate_functions(kind: type) -> Iterator[tuple[str, type, FunctionType, FunctionType | None]]:
+def _iterate_methods_with_owner_and_hider(
+    module_class: type,
+) -> Iterator[tuple[str, type, FunctionType, FunctionType | None]]:
     """Yield (name, class, method, the method of a subclass that hides it) for all methods but PyTorch's."""
     first: dict[str, FunctionType] = {}
-    for owner in kind.__mro__:
+    for owner in module_class.__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "lightning", "pytorch_lightning", "builtins"):
             continue
         for name, value in vars(owner).items():
@@ -249,7 +253,7 @@ def _iterate_functions(kind: type) -> Iterator[tuple[str, type, FunctionType, Fu
                 first.setdefault(name, value)
 
 
-def _find_block_names(function: FunctionType, recognizers: Mapping[str, Recognizer]) -> list[str]:
+def _find_recognized_global_names(function: FunctionType, recognizers: Mapping[str, Recognizer]) -> list[str]:
     """Return the names in its globals by which the function reaches blocks, in the order of the patterns."""
 
     def iterate_names(code: CodeType) -> Iterator[str]:
@@ -263,27 +267,27 @@ def _find_block_names(function: FunctionType, recognizers: Mapping[str, Recogniz
     return [n for n in dict.fromkeys(recognized) if n in function.__globals__]
 
 
-def _build_replacements(
+def _build_or_reuse_replacements(
     function: FunctionType,
     names: list[str],
     location: str,
     recognizers: Mapping[str, Recognizer],
     backend: str | None,
-    recognized_out: dict[int, Any],
+    recognized_by_id_out: dict[int, Any],
 ) -> dict[str, Any]:
     stand_ins: dict[str, Any] = {}
     for name in names:
         original = function.__globals__[name]
-        if id(original) not in recognized_out:
+        if id(original) not in recognized_by_id_out:
             recognize = next(r for pattern, r in recognizers.items() if re.search(pattern, name))
-            recognized_out[id(original)] = recognize(name, original, location, bool(stand_ins), backend)
-        stand_ins[name] = recognized_out[id(original)]
+            recognized_by_id_out[id(original)] = recognize(name, original, location, bool(stand_ins), backend)
+        stand_ins[name] = recognized_by_id_out[id(original)]
     return stand_ins
 
 
-def _copy_function_with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """Return a copy of the function that reads ``names`` instead of its module's values of them."""
-    scope = {**function.__globals__, **names}
+def _copy_function_with_replaced_globals(function: FunctionType, replacements: dict[str, Any]) -> FunctionType:
+    """Return a copy of the function that reads ``replacements`` instead of its module's values of them."""
+    scope = {**function.__globals__, **replacements}
     del scope["__name__"]  # torch.compile would find the module by it, and its values
     created = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
     created.__kwdefaults__ = function.__kwdefaults__

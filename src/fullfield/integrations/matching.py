@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.forms import cast_features_for_autocast, check_results_equal
+from fullfield.integrations.forms import autocast_features_and_get_result_dtype, check_results_close
 from fullfield.integrations.handle import Change, Recognizer, Replacement
 from fullfield.nn import FlowPropagation
 from fullfield.ops.matching import global_matching, local_matching
@@ -32,16 +32,18 @@ class _DescribedReplacement:
 
 
 def _build_recognizer(
-    replacement: Callable[..., Any], compute_both_results: Callable[[Any], tuple[Tensor, Tensor]]
+    replacement: Callable[..., Any], compute_original_and_own_result: Callable[[Any], tuple[Tensor, Tensor]]
 ) -> Recognizer:
     def recognize(name: str, original: Any, location: str, has_recognized_sibling: bool, backend: str | None) -> Any:  # noqa: ARG001
-        check_results_equal(f"the {name} of {location}", None, _OPERATOR, lambda: compute_both_results(original))
+        check_results_close(
+            f"the {name} of {location}", None, _OPERATOR, lambda: compute_original_and_own_result(original)
+        )
         return _DescribedReplacement(replacement)
 
     return recognize
 
 
-def _draw_tensor(*shape: int) -> Tensor:
+def _draw_seeded_normal_tensor(*shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float32)
 
@@ -49,54 +51,56 @@ def _draw_tensor(*shape: int) -> Tensor:
 # ---- matching
 
 
-def _cast_flow_like(result: Tensor, feature: Tensor) -> Tensor:
+def _cast_flow_like_unless_autocast(flow: Tensor, feature: Tensor) -> Tensor:
     """Convert a flow to the features' dtype; under autocast it stays float32."""
-    return result if torch.is_autocast_enabled(feature.device.type) else result.to(feature.dtype)
+    return flow if torch.is_autocast_enabled(feature.device.type) else flow.to(feature.dtype)
 
 
-def _match_globally(feature0: Tensor, feature1: Tensor, pred_bidir_flow: bool = False) -> tuple[Tensor, None]:
+def _match_globally_to_flow_and_none(
+    feature0: Tensor, feature1: Tensor, pred_bidir_flow: bool = False
+) -> tuple[Tensor, None]:
     if pred_bidir_flow:
         feature0, feature1 = torch.cat((feature0, feature1)), torch.cat((feature1, feature0))
-    first, second, _ = cast_features_for_autocast(feature0, feature1)
-    return _cast_flow_like(global_matching(first, second), feature0), None
+    first, second, _ = autocast_features_and_get_result_dtype(feature0, feature1)
+    return _cast_flow_like_unless_autocast(global_matching(first, second), feature0), None
 
 
-def _match_locally(
+def _match_locally_to_flow_and_none(
     feature0: Tensor, feature1: Tensor, local_radius: int, padding_mode: str = "zeros"
 ) -> tuple[Tensor, None]:
     if padding_mode != "zeros":
         raise InputError(f"local_correlation_softmax: expected padding_mode 'zeros', got {padding_mode!r}")
-    first, second, _ = cast_features_for_autocast(feature0, feature1)
-    return _cast_flow_like(local_matching(first, second, local_radius), feature0), None
+    first, second, _ = autocast_features_and_get_result_dtype(feature0, feature1)
+    return _cast_flow_like_unless_autocast(local_matching(first, second, local_radius), feature0), None
 
 
 def _match_globally_with_original_and_ours(original: Any) -> tuple[Tensor, Tensor]:
-    one, two = _draw_tensor(2, 2, 8, 5, 7).unbind()
-    return original(one, two, True)[0], _match_globally(one, two, True)[0]
+    one, two = _draw_seeded_normal_tensor(2, 2, 8, 5, 7).unbind()
+    return original(one, two, True)[0], _match_globally_to_flow_and_none(one, two, True)[0]
 
 
 def _match_locally_with_original_and_ours(original: Any) -> tuple[Tensor, Tensor]:
-    one, two = _draw_tensor(2, 2, 8, 5, 7).unbind()
-    return original(one, two, 2)[0], _match_locally(one, two, 2)[0]
+    one, two = _draw_seeded_normal_tensor(2, 2, 8, 5, 7).unbind()
+    return original(one, two, 2)[0], _match_locally_to_flow_and_none(one, two, 2)[0]
 
 
 def verify_and_build_matcher_change(name: str, block: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
     """Return the change of NeuFlow's matching, an attribute of its model."""
     kind = type(block)
 
-    def compute_both_results() -> tuple[Tensor, Tensor]:
-        one, two = _draw_tensor(2, 1, 8, 5, 7).unbind()
+    def compute_original_and_own_result() -> tuple[Tensor, Tensor]:
+        one, two = _draw_seeded_normal_tensor(2, 1, 8, 5, 7).unbind()
         original_result = kind()
         if hasattr(original_result, "init_bhwd"):
             original_result.init_bhwd(1, 5, 7, one.device, False)
         else:
             original_result.init_grid(1, 5, 7, one.dtype, one.device)
-        return original_result.global_correlation_softmax(one, two), _match_globally(one, two)[0]
+        return original_result.global_correlation_softmax(one, two), _match_globally_to_flow_and_none(one, two)[0]
 
-    check_results_equal(name, kind, _OPERATOR, compute_both_results)
+    check_results_close(name, kind, _OPERATOR, compute_original_and_own_result)
 
     def global_correlation_softmax(self: Any, feature0: Tensor, feature1: Tensor) -> Tensor:  # noqa: ARG001
-        return _match_globally(feature0, feature1)[0]
+        return _match_globally_to_flow_and_none(feature0, feature1)[0]
 
     replacement = Replacement(name, "global_correlation_softmax", "fullfield's global_matching")
     return Change(block, {"global_correlation_softmax": global_correlation_softmax}, [replacement])
@@ -106,7 +110,7 @@ def verify_and_build_matcher_change(name: str, block: Any, backend: str | None) 
 
 
 def _attend_fully_with_original_and_ours(original: Any) -> tuple[Tensor, Tensor]:
-    query, key, value = _draw_tensor(3, 2, 9, 8).unbind()
+    query, key, value = _draw_seeded_normal_tensor(3, 2, 9, 8).unbind()
     return original(query, key, value), compute_attention(query, key, value)
 
 
@@ -132,33 +136,36 @@ def _attend_in_windows(
     if h is None or w is None:
         raise InputError("single_head_split_window_attention: expected h and w, got None")
     maps = [torch.unflatten(t, 1, (h, w)) for t in (q, k, v)]
-    bands = [_list_window_bands(n, num_splits, with_shift) for n in (h, w)]
+    bands = [_list_window_starts_counts_and_lengths(n, num_splits, with_shift) for n in (h, w)]
     strips = []
     for top, rows, height in bands[0]:
         blocks = []
         for left, columns, width in bands[1]:
             cut = [t[:, top : top + rows * height, left : left + columns * width] for t in maps]
-            blocks.append(_attend_in_band(cut, rows, columns))
+            blocks.append(_attend_in_window_grid(cut, rows, columns))
         strips.append(torch.cat(blocks, 2))
     return torch.cat(strips, 1).flatten(1, 2)
 
 
-def _list_window_bands(length: int, splits: int, shifted: bool) -> list[tuple[int, int, int]]:
+def _list_window_starts_counts_and_lengths(length: int, splits: int, is_shifted: bool) -> list[tuple[int, int, int]]:
     """Return (first, windows, length of each) of the windows along an axis."""
     size = length // splits
-    shift = size // 2 if shifted else 0
+    shift = size // 2 if is_shifted else 0
     if not shift:
         return [(0, splits, size)]
     middle = [(shift, splits - 1, size)] if splits > 1 else []
     return [(0, 1, shift), *middle, (length - (size - shift), 1, size - shift)]
 
 
-def _attend_in_band(maps: list[Tensor], rows: int, columns: int) -> Tensor:
-    batch, height, width, _ = maps[0].shape
-    windows = [torch.unflatten(torch.unflatten(t, 2, (columns, -1)), 1, (rows, -1)).transpose(2, 3) for t in maps]
+def _attend_in_window_grid(query_key_value: list[Tensor], window_rows: int, window_columns: int) -> Tensor:
+    batch, height, width, _ = query_key_value[0].shape
+    windows = [
+        torch.unflatten(torch.unflatten(t, 2, (window_columns, -1)), 1, (window_rows, -1)).transpose(2, 3)
+        for t in query_key_value
+    ]
     result = compute_attention(*(t.flatten(0, 2).flatten(1, 2) for t in windows))
-    inner = torch.unflatten(result, 1, (height // rows, width // columns))
-    joined = torch.unflatten(inner, 0, (batch, rows, columns))
+    inner = torch.unflatten(result, 1, (height // window_rows, width // window_columns))
+    joined = torch.unflatten(inner, 0, (batch, window_rows, window_columns))
     return joined.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
@@ -186,7 +193,7 @@ def _attend_in_windows_with_original_and_ours(original: Any) -> tuple[Tensor, Te
     result: tuple[list[Tensor], list[Tensor]] = ([], [])
     for splits, shift in ((2, False), (2, True), (3, True)):
         height, width = 4 * splits, 6 * splits
-        query, key, value = _draw_tensor(3, 2, height * width, 8).unbind()
+        query, key, value = _draw_seeded_normal_tensor(3, 2, height * width, 8).unbind()
         mask = _build_shift_mask(height, width, splits) if shift else None
         options: dict[str, Any] = {"num_splits": splits, "with_shift": shift, "h": height, "w": width}
         result[0].append(original(query, key, value, attn_mask=mask, **options))
@@ -206,16 +213,16 @@ def verify_and_build_propagation_change(name: str, module: Any, backend: str | N
     """Return the change of a part that propagates flow."""
     kind = type(module)
 
-    def compute_both_results() -> tuple[Tensor, Tensor]:
+    def compute_original_and_own_result() -> tuple[Tensor, Tensor]:
         with torch.random.fork_rng(devices=[]):
             original_result = kind(in_channels=8)
-        feature, flow = _draw_tensor(2, 8, 5, 7), _draw_tensor(2, 2, 5, 7)
+        feature, flow = _draw_seeded_normal_tensor(2, 8, 5, 7), _draw_seeded_normal_tensor(2, 2, 5, 7)
         calls: list[dict[str, Any]] = [{}, {"local_window_attn": True, "local_window_radius": 1}]
         result = [original_result(feature, flow, **call) for call in calls]
         own = [_propagate_flow(original_result, feature, flow, radius) for radius in (None, 1)]
         return torch.cat(result), torch.cat(own)
 
-    check_results_equal(name, kind, _OPERATOR, compute_both_results)
+    check_results_close(name, kind, _OPERATOR, compute_original_and_own_result)
 
     def forward(
         self: Any,
@@ -231,8 +238,12 @@ def verify_and_build_propagation_change(name: str, module: Any, backend: str | N
 
 
 RECOGNIZERS = {
-    "^global_correlation_softmax$": _build_recognizer(_match_globally, _match_globally_with_original_and_ours),
-    "^local_correlation_softmax$": _build_recognizer(_match_locally, _match_locally_with_original_and_ours),
+    "^global_correlation_softmax$": _build_recognizer(
+        _match_globally_to_flow_and_none, _match_globally_with_original_and_ours
+    ),
+    "^local_correlation_softmax$": _build_recognizer(
+        _match_locally_to_flow_and_none, _match_locally_with_original_and_ours
+    ),
     "^single_head_full_attention$": _build_recognizer(compute_attention, _attend_fully_with_original_and_ours),
     "^single_head_split_window_attention$": _build_recognizer(
         _attend_in_windows, _attend_in_windows_with_original_and_ours

@@ -13,11 +13,11 @@ from fullfield._check import InputError
 from fullfield.integrations import forms, matching, ptlflow, windows
 from fullfield.integrations.forms import (
     PYRAMID,
-    build_correlation_pyramid,
-    check_lookup_and_detect_pooling_limit,
-    require_kernel_or_warn,
+    build_autocast_correlation_pyramid,
+    check_backend_runs_and_warn_if_slow,
+    check_lookup_and_detect_if_pooling_stops,
 )
-from fullfield.integrations.handle import Change, Handle, find_changes, is_patched
+from fullfield.integrations.handle import Change, Handle, find_and_check_method_changes, is_patched
 from fullfield.ops.correlation.protocol import BACKENDS
 
 
@@ -44,10 +44,12 @@ def _verify_and_build_torchvision_change(name: str, block: Any, backend: str | N
         result: Tensor = trial.index_pyramid(centroids_coords=coords)
         return result
 
-    check_lookup_and_detect_pooling_limit(name, kind, run_original)
+    check_lookup_and_detect_if_pooling_stops(name, kind, run_original)
 
     def build_pyramid(self: Any, fmap1: Tensor, fmap2: Tensor) -> None:
-        self.corr_pyramid = _CurrentPair(build_correlation_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend))
+        self.corr_pyramid = _CurrentPair(
+            build_autocast_correlation_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend)
+        )
 
     def index_pyramid(self: Any, centroids_coords: Tensor) -> Tensor:
         return self.corr_pyramid.lookup(centroids_coords.float())  # type: ignore[no-any-return]
@@ -103,18 +105,18 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
     if any(is_patched(module) for module in model.modules()):
         raise InputError("model: it is patched already; restore() its handle first")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    require_kernel_or_warn(device, backend)
+    check_backend_runs_and_warn_if_slow(device, backend)
     for module in model.modules():
-        support = ptlflow.find_model_support(module)
+        support = ptlflow.find_model_support_or_none(module)
         if support is not None and support.state == ptlflow.OTHER:
             raise InputError(
                 f"model: ptlflow's {type(module).__name__} has no correlation that is known ({support.note})"
             )
-    recognizers = {**_RECOGNIZERS, **ptlflow.get_recognizers_by_attribute_pattern(model)}
+    recognizers = {**_RECOGNIZERS, **ptlflow.get_unimatch_recognizers_if_refining(model)}
     changes = [
-        *_find_changes_by_method_names(model, backend),
-        *windows.find_sampler_changes(model, backend),
-        *find_changes(model, recognizers, backend),
+        *_find_and_check_changes_by_method_names(model, backend),
+        *windows.find_and_check_window_changes(model, backend),
+        *find_and_check_method_changes(model, recognizers, backend),
     ]
     changed_ids = [id(change.target) for change in changes]
     for name, module in model.named_modules():
@@ -130,7 +132,7 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
     return Handle(model, changes, backend)
 
 
-def _find_changes_by_method_names(model: torch.nn.Module, backend: str | None) -> list[Change]:
+def _find_and_check_changes_by_method_names(model: torch.nn.Module, backend: str | None) -> list[Change]:
     """Return the changes of the parts and attributes whose methods are in the tables."""
     changes = []
     for path, module in model.named_modules():

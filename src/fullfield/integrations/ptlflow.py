@@ -16,10 +16,10 @@ from fullfield._check import InputError
 from fullfield.integrations.forms import (
     PYRAMID,
     PoolingLimitedBlock,
-    build_correlation_pyramid,
-    cast_features_for_autocast,
-    check_lookup_and_detect_pooling_limit,
-    choose_backend_for_patch,
+    autocast_features_and_get_result_dtype,
+    build_autocast_correlation_pyramid,
+    check_lookup_and_detect_if_pooling_stops,
+    get_backend_or_cuda_on_nvidia,
     has_level_within_window,
 )
 from fullfield.integrations.handle import Change, Recognizer
@@ -122,7 +122,7 @@ FRAME_COUNTS = {"memfof": 3, "streamflow": 4}
 """Models that do not run on two frames."""
 
 
-def find_model_support(model: object) -> ModelSupport | None:
+def find_model_support_or_none(model: object) -> ModelSupport | None:
     """Return the support of this model; None if it is not one of ptlflow's."""
     kind = type(model)
     if not kind.__module__.startswith("ptlflow.models."):
@@ -131,14 +131,16 @@ def find_model_support(model: object) -> ModelSupport | None:
     return next((s for s in SUPPORT if any(name in s.models for name in names)), None)
 
 
-def get_recognizers_by_attribute_pattern(model: torch.nn.Module) -> dict[str, Recognizer]:
+def get_unimatch_recognizers_if_refining(model: torch.nn.Module) -> dict[str, Recognizer]:
     """Return recognisers by the names under which methods of ptlflow's models reach other blocks than RAFT's."""
     return (
-        {"^local_correlation_with_flow$": _recognize_and_verify_unimatch} if getattr(model, "reg_refine", False) else {}
+        {"^local_correlation_with_flow$": _verify_and_build_unimatch_replacement}
+        if getattr(model, "reg_refine", False)
+        else {}
     )
 
 
-def _recognize_and_verify_unimatch(
+def _verify_and_build_unimatch_replacement(
     name: str,
     original: Any,
     location: str,
@@ -150,7 +152,7 @@ def _recognize_and_verify_unimatch(
         side = 2 * radius + 1
         return torch.unflatten(result, 1, (side, side)).transpose(1, 2).flatten(1, 2)  # dx slow
 
-    check_lookup_and_detect_pooling_limit(
+    check_lookup_and_detect_if_pooling_stops(
         f"the {name} of {location}", None, run_original, levels=1, operator="the local lookup"
     )
 
@@ -165,8 +167,8 @@ def _recognize_and_verify_unimatch(
         """Correlate with the window of ``feature1`` around where ``flow`` leads."""
         if padding_mode != "zeros" or dilation != 1:
             raise InputError(f"{name}: expected padding_mode 'zeros' and dilation 1, got {padding_mode!r}, {dilation}")
-        first, second, _ = cast_features_for_autocast(feature0, feature1)
-        resolved = choose_backend_for_patch(feature0.device, backend)
+        first, second, _ = autocast_features_and_get_result_dtype(feature0, feature1)
+        resolved = get_backend_or_cuda_on_nvidia(feature0.device, backend)
         return local_correlation_with_flow(first, second, flow, local_radius, backend=resolved)
 
     return lookup
@@ -187,10 +189,10 @@ def verify_and_build_neuflow_change(name: str, block: Any, backend: str | None) 
         result: Tensor = trial(trial.init_corr_pyr(fmap1, fmap2), coords - _create_pixel_grid_like(coords))
         return result
 
-    check_lookup_and_detect_pooling_limit(name, kind, run_original)
+    check_lookup_and_detect_if_pooling_stops(name, kind, run_original)
 
     def init_corr_pyr(self: Any, feature0: Tensor, feature1: Tensor) -> Any:
-        return build_correlation_pyramid(feature0, feature1, self.levels, self.radius, backend)
+        return build_autocast_correlation_pyramid(feature0, feature1, self.levels, self.radius, backend)
 
     def call(self: Any, corr_pyramid: Any, flow: Tensor) -> Tensor:
         result: Tensor = corr_pyramid((self.grid + flow).float())
@@ -208,7 +210,7 @@ def verify_and_build_lcv_change(name: str, block: Any, backend: str | None) -> C
         result: Tensor = trial(trial.compute_cost_volume(fmap1, fmap2), coords)
         return result
 
-    stops = check_lookup_and_detect_pooling_limit(name, kind, run_original, may_stop_pooling=True)
+    stops = check_lookup_and_detect_if_pooling_stops(name, kind, run_original, may_stop_pooling=True)
 
     def compute_cost_volume(self: Any, fmap1: Tensor, fmap2: Tensor) -> Any:
         one = fmap1[..., :1, :1].contiguous()
@@ -217,7 +219,7 @@ def verify_and_build_lcv_change(name: str, block: Any, backend: str | None) -> C
         if stops and has_level_within_window(fmap2, self.num_levels, self.radius):
             return PoolingLimitedBlock(first, fmap2, self.num_levels, self.radius, backend)
         layout = torch.channels_last
-        return build_correlation_pyramid(first, fmap2, self.num_levels, self.radius, backend, layout)
+        return build_autocast_correlation_pyramid(first, fmap2, self.num_levels, self.radius, backend, layout)
 
     def forward(self: Any, corr_pyramid: Any, coords: Tensor) -> Tensor:  # noqa: ARG001
         result: Tensor = corr_pyramid(coords.float())

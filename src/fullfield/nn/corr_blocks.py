@@ -19,10 +19,10 @@ from fullfield.ops._positions import create_pixel_grid
 from fullfield.ops.correlation.protocol import check_features, check_levels_and_radius
 
 
-def _convert_coords(coords: Tensor, features: torch.dtype) -> Tensor:
+def _check_and_cast_coords(coords: Tensor, features_dtype: torch.dtype) -> Tensor:
     """Convert coordinates to the dtype that the lookup of such features takes."""
     _check.require(isinstance(coords, Tensor), "coords", "a tensor [B, 2, H1, W1]", coords)
-    exact = coords.dtype == torch.float64 and features == torch.float64
+    exact = coords.dtype == torch.float64 and features_dtype == torch.float64
     return coords if exact or coords.dtype == torch.float32 else coords.float()
 
 
@@ -61,7 +61,7 @@ class RAFTCorrBlock:
         coords: Tensor,  # [B, 2, H1, W1], (x, y) in pixels of fmap2
     ) -> Tensor:  # [B, num_levels·(2·radius+1)², H1, W1] float32
         """Look up around ``coords``."""
-        return self._pyramid(_convert_coords(coords, self._dtype))
+        return self._pyramid(_check_and_cast_coords(coords, self._dtype))
 
 
 class SEARAFTArguments(Protocol):
@@ -110,10 +110,10 @@ class SEARAFTCorrBlock(RAFTCorrBlock):
     ) -> Tensor:  # [B, corr_levels·(2·corr_radius+1)², H1, W1] float32
         """Look up around ``coords``."""
         if dilation is not None:
-            self._check_dilation(dilation)
+            self._check_dilation_is_ones(dilation)
         return super().__call__(coords)
 
-    def _check_dilation(self, dilation: Tensor) -> None:
+    def _check_dilation_is_ones(self, dilation: Tensor) -> None:
         """Refuse a dilation other than ones without gradient."""
         _check.check_tensor(dilation, "dilation", self._dilation_shape, device=self._device)
         expected = "None or ones without gradient"
@@ -168,7 +168,7 @@ class TorchvisionCorrBlock(nn.Module):
         if self._pair is None:
             raise RuntimeError("index_pyramid: call build_pyramid first")
         pyramid, dtype = self._pair
-        return pyramid(_convert_coords(centroids_coords, dtype))
+        return pyramid(_check_and_cast_coords(centroids_coords, dtype))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pair": None}
@@ -200,7 +200,7 @@ class DroidCorrBlock:
         self.num_levels = num_levels
         self.radius = radius
         self._backend = backend
-        self._dtype = _get_matmul_dtype(fmap1)
+        self._dtype = _get_matmul_dtype_under_autocast(fmap1)
         self._fmap1, self._fmap2 = fmap1.flatten(0, 1), fmap2.flatten(0, 1)
         check_levels_and_radius(num_levels, radius)
         check_features(self._fmap1, [self._fmap2], ["fmap2"])
@@ -214,7 +214,7 @@ class DroidCorrBlock:
         _check.check_tensor(coords, "coords", ("B", "N", *self._fmap1.shape[2:], 2))
         pairs = coords.shape[0] * coords.shape[1]
         _check.require(pairs == len(self._fmap1), "coords", f"positions of {len(self._fmap1)} pairs", coords)
-        at = _convert_coords(coords.detach(), self._fmap1.dtype).flatten(0, 1).permute(0, 3, 1, 2)
+        at = _check_and_cast_coords(coords.detach(), self._fmap1.dtype).flatten(0, 1).permute(0, 3, 1, 2)
         if self._pyramid is None:
             self._pyramid = CorrelationPyramid(
                 self._fmap1, self._fmap2, self.num_levels, self.radius, backend=self._backend, out_dtype=self._dtype
@@ -244,7 +244,7 @@ class DroidCorrBlock:
         return self
 
 
-def _get_matmul_dtype(fmap: Tensor) -> torch.dtype:
+def _get_matmul_dtype_under_autocast(fmap: Tensor) -> torch.dtype:
     """Return the dtype of a matrix product of such tensors under the current autocast."""
     kind = fmap.device.type
     if fmap.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
@@ -276,10 +276,10 @@ def local_correlation_with_flow(
     coords = create_pixel_grid(feature0.shape[2:], feature0.device).expand(feature0.shape[0], -1, -1, -1)
     if isinstance(flow, Tensor):
         _check.check_tensor(flow, "flow", (feature0.shape[0], 2, *feature0.shape[2:]), device=feature0.device)
-        coords = coords + _convert_coords(flow, feature0.dtype)
+        coords = coords + _check_and_cast_coords(flow, feature0.dtype)
     else:
         _check.require(flow == 0, "flow", "a tensor [B, 2, H, W] or 0.0", flow)
-    dtype = _get_matmul_dtype(feature0)
+    dtype = _get_matmul_dtype_under_autocast(feature0)
     windows = CorrelationPyramid(feature0, feature1, 1, local_radius, backend=backend, out_dtype=dtype)(coords)
     side = 2 * local_radius + 1
     return torch.unflatten(windows, 1, (side, side)).transpose(1, 2).flatten(1, 2)
@@ -317,25 +317,25 @@ class StereoCorrBlock:
         self._size = (fmap1.shape[0], fmap1.shape[2], fmap1.shape[3])
         self._products: Tensor | None = None
         with torch.autocast(fmap1.device.type, enabled=False):
-            joined, self._levels = _concatenate_levels_with_gaps(fmap2, num_levels, 2 * radius + 2)
+            joined, self._levels = _join_pooled_levels_and_list_spans(fmap2, num_levels, 2 * radius + 2)
             if backend is None and joined.shape[3] <= 2 * fmap1.shape[1]:
                 self._by_row = True
                 self._starts = torch.tensor([[start] for start, _ in self._levels], device=fmap1.device)
-                self._products = _compute_row_products(
-                    self._view_rows_as_images(fmap1), self._view_rows_as_images(joined)
+                self._products = _compute_scaled_row_products(
+                    self._view_rows_as_images_if_by_row(fmap1), self._view_rows_as_images_if_by_row(joined)
                 )
                 return
         self._by_row = not fmap1.is_cuda or fmap1.dtype == torch.float64
         self._pyramid = CorrelationPyramid(
-            self._view_rows_as_images(fmap1),
-            self._view_rows_as_images(joined),
+            self._view_rows_as_images_if_by_row(fmap1),
+            self._view_rows_as_images_if_by_row(joined),
             1,
             radius,
             backend=backend,
             out_dtype=torch.float32,
         )
 
-    def _view_rows_as_images(self, maps: Tensor) -> Tensor:
+    def _view_rows_as_images_if_by_row(self, maps: Tensor) -> Tensor:
         """Return [B·H, C, 1, W] if every row is treated as an image, else ``maps``."""
         if not self._by_row:
             return maps
@@ -359,12 +359,12 @@ class StereoCorrBlock:
         y = x.new_zeros(1) if self._by_row else torch.arange(height, device=x.device, dtype=x.dtype)[:, None]
         taps = []
         for x_level, (start, _) in zip(x_levels, self._levels, strict=True):
-            taps.append(self._look_up_bilinear_taps(torch.cat((x_level + start, y.expand_as(x)), 1)))
+            taps.append(self._look_up_middle_window_row(torch.cat((x_level + start, y.expand_as(x)), 1)))
         return torch.cat(taps, 1)
 
-    def _look_up_bilinear_taps(self, coords: Tensor) -> Tensor:
+    def _look_up_middle_window_row(self, coords: Tensor) -> Tensor:
         """Return the middle row of the windows: [B, 2r+1, H, W1]."""
-        out = self._pyramid(self._view_rows_as_images(coords))
+        out = self._pyramid(self._view_rows_as_images_if_by_row(coords))
         side = 2 * self.radius + 1
         taps = torch.unflatten(out, 1, (side, side))[:, :, self.radius]
         if not self._by_row:
@@ -385,9 +385,11 @@ class StereoCorrBlock:
         return torch.unflatten(taps.flatten(2), 0, self._size[:2]).permute(0, 3, 1, 2).contiguous().float()
 
 
-def _concatenate_levels_with_gaps(fmap2: Tensor, levels: int, gap: int) -> tuple[Tensor, list[tuple[int, int]]]:
-    """Return all levels in one map, ``gap`` columns of zeros behind each, and each level's first column and width."""
-    zeros = fmap2.new_zeros((*fmap2.shape[:3], gap))
+def _join_pooled_levels_and_list_spans(
+    fmap2: Tensor, levels: int, gap_columns: int
+) -> tuple[Tensor, list[tuple[int, int]]]:
+    """Return all levels in one map, zeros in ``gap_columns`` behind each, and each level's first column and width."""
+    zeros = fmap2.new_zeros((*fmap2.shape[:3], gap_columns))
     maps: list[Tensor] = []
     spans: list[tuple[int, int]] = []
     start = 0
@@ -395,12 +397,12 @@ def _concatenate_levels_with_gaps(fmap2: Tensor, levels: int, gap: int) -> tuple
         width = fmap2.shape[3]
         spans.append((start, width))
         maps += (fmap2, zeros)
-        start += width + gap
+        start += width + gap_columns
         fmap2 = functional.avg_pool2d(fmap2, (1, 2)) if width > 1 and fmap2.numel() else fmap2[..., : width // 2]
     return torch.cat(maps, 3), spans
 
 
-def _compute_row_products(rows1: Tensor, rows2: Tensor) -> Tensor:
+def _compute_scaled_row_products(rows1: Tensor, rows2: Tensor) -> Tensor:
     """Return the products [n, W1, W2] of the rows [n, C, 1, W], divided by √C, at least in float32."""
     dtype = torch.float64 if rows1.dtype == torch.float64 else torch.float32
     first, second = (rows[:, :, 0].to(dtype) for rows in (rows1, rows2))

@@ -12,9 +12,9 @@ from fullfield.ops.correlation.prepared import PreparedLookups
 from fullfield.ops.correlation.protocol import (
     check_coords,
     check_features,
+    check_format_and_is_channels_last,
     check_levels_and_radius,
-    choose_output_dtype,
-    is_channels_last,
+    check_or_choose_output_dtype,
 )
 
 
@@ -62,8 +62,8 @@ class CorrelationPyramid:
         self._dtype = fmap1.dtype
         self._device = fmap1.device
         self._size = (fmap1.shape[0], 2, fmap1.shape[2], fmap1.shape[3])
-        self._out_dtype = choose_output_dtype(out_dtype, fmap1.dtype)
-        self._channels_last = is_channels_last(memory_format)
+        self._out_dtype = check_or_choose_output_dtype(out_dtype, fmap1.dtype)
+        self._channels_last = check_format_and_is_channels_last(memory_format)
         self._lookups = PreparedLookups(fmap1, [fmap2], levels, radius, backend)
 
     @property

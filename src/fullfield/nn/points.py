@@ -97,7 +97,7 @@ class PointNorm(nn.Module):
         """
         running = None
         if isinstance(self.norm, nn.BatchNorm1d):
-            running = self._count_batch_and_get_statistics(self.norm, features.shape[0])
+            running = self._count_training_batch_and_get_statistics(self.norm, features.shape[0])
         return point_norm(
             features,
             *self._get_scale_and_shift(),
@@ -134,7 +134,7 @@ class PointNorm(nn.Module):
         own: Any = self.norm or self
         return own.weight, own.bias
 
-    def _count_batch_and_get_statistics(self, norm: Any, rows: int) -> Running:
+    def _count_training_batch_and_get_statistics(self, norm: Any, rows: int) -> Running:
         batch_count = norm.num_batches_tracked
         if self.training and rows > 1 and batch_count is not None:
             batch_count.add_(1)

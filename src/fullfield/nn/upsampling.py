@@ -38,22 +38,22 @@ def convex_upsample(
     _check.check_tensor(mask, "mask", (batch, _NEIGHBOURS * factor * factor, height, width), device=field.device)
     graph = torch.is_grad_enabled() and (field.requires_grad or mask.requires_grad)
     can = graph and is_eager(field, mask) and explain_unsupported_device(field.device) is None
-    if can and _import_kernels().explain_convex_gradients_refusal(field, mask, factor) is None:
+    if can and _import_cuda_kernels().explain_convex_gradients_refusal(field, mask, factor) is None:
         result: Tensor = _Convex.apply(field, mask)  # type: ignore[no-untyped-call]
         return result
     if graph or is_traced(field, mask) or torch._C._get_tracing_state() is not None:
         return reference.convex_upsample(field, mask, factor)
     out = field.new_empty(batch, field.shape[1], factor * height, factor * width)
-    if field.device.type == "cuda" and _import_kernels().explain_convex_refusal(field, mask, factor) is None:
-        _import_kernels().convex_upsample_strip(field, mask, factor, out)
+    if field.device.type == "cuda" and _import_cuda_kernels().explain_convex_refusal(field, mask, factor) is None:
+        _import_cuda_kernels().write_convex_upsampled_strip(field, mask, factor, out)
         return out
     rows = max(1, _ELEMENTS // max(1, mask.shape[1] * batch * width))
     for first in range(0, height, rows):
-        reference.convex_upsample_strip(field, mask[:, :, first : first + rows], factor, out, first_row=first)
+        reference.write_convex_upsampled_strip(field, mask[:, :, first : first + rows], factor, out, first_row=first)
     return out
 
 
-def _import_kernels() -> Any:
+def _import_cuda_kernels() -> Any:
     from fullfield.ops._fused import cuda
 
     return cuda
@@ -65,10 +65,10 @@ class _Convex(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, field: Tensor, mask: Tensor) -> Tensor:
         ctx.save_for_backward(field, mask)
-        kernels = _import_kernels()
+        kernels = _import_cuda_kernels()
         factor = kernels.GRADIENTS_FACTOR
         out = field.new_empty(*field.shape[:2], factor * field.shape[2], factor * field.shape[3])
-        kernels.convex_upsample_strip(field, mask, factor, out)
+        kernels.write_convex_upsampled_strip(field, mask, factor, out)
         return out
 
     @staticmethod
@@ -77,11 +77,11 @@ class _Convex(torch.autograd.Function):
         twice = torch.is_grad_enabled()  # gradients of the gradient
         if twice or not is_eager(grad) or torch._C._functorch.is_legacy_batchedtensor(grad):  # is_grads_batched=
             inputs = [t if twice else t.detach().requires_grad_() for t in (field, mask)]
-            upsample = partial(reference.convex_upsample, factor=_import_kernels().GRADIENTS_FACTOR)
+            upsample = partial(reference.convex_upsample, factor=_import_cuda_kernels().GRADIENTS_FACTOR)
             with torch.enable_grad():
                 grads = compute_gradients_by_recomputation(
                     upsample, inputs, grad, ctx.needs_input_grad, create_graph=twice
                 )
             return grads[0], grads[1]
-        field_grad, mask_grad = _import_kernels().compute_convex_gradients(field, mask, grad)
+        field_grad, mask_grad = _import_cuda_kernels().compute_convex_gradients(field, mask, grad)
         return field_grad, mask_grad

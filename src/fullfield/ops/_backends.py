@@ -28,11 +28,11 @@ def is_usable_or_warn_missing(operator: str, backend: str, refusal: str | None) 
     if isinstance(refusal, Missing) and (operator, backend) not in _warned:
         _warned.add((operator, backend))
         words = f"{operator}: the {backend} kernel is not used ({refusal}); a slower backend runs instead"
-        warnings.warn(words, stacklevel=_find_caller_level())
+        warnings.warn(words, stacklevel=_find_stack_level_outside_package())
     return refusal is None
 
 
-def _find_caller_level() -> int:
+def _find_stack_level_outside_package() -> int:
     """Return the stack level of the first function outside fullfield, for a warning of the caller of this function."""
     for level in count(1):
         try:

@@ -52,12 +52,12 @@ def explain_not_nvidia_gpu(device: torch.device) -> str | None:
     if device.type == "cuda" and torch.version.hip is None:
         return None
     # PyTorch for ROCm calls AMD's GPUs "cuda" as well.
-    name = f"{_get_rocm_name(device.index or 0)} (ROCm)" if device.type == "cuda" else device.type
+    name = f"{_get_rocm_gpu_name(device.index or 0)} (ROCm)" if device.type == "cuda" else device.type
     return f"runs on NVIDIA GPUs, the tensors are on {name}"
 
 
 @functools.cache
-def _get_rocm_name(device_index: int) -> str:
+def _get_rocm_gpu_name(device_index: int) -> str:
     return torch.cuda.get_device_name(device_index) if torch.cuda.is_available() else "an AMD GPU"
 
 
@@ -68,11 +68,11 @@ def _explain_unsupported_gpu(device_index: int) -> str | None:
     return _explain_too_old_gpu(device_index, OLDEST) or nvrtc.explain_missing_nvrtc()
 
 
-def _explain_too_old_gpu(device_index: int, oldest: tuple[int, int], purpose: str = "") -> Missing | None:
+def _explain_too_old_gpu(device_index: int, minimum: tuple[int, int], purpose: str = "") -> Missing | None:
     capability = torch.cuda.get_device_capability(device_index)
-    if capability >= oldest:
+    if capability >= minimum:
         return None
-    return Missing(f"needs compute capability {oldest[0]}.{oldest[1]}{purpose}, got {capability[0]}.{capability[1]}")
+    return Missing(f"needs compute capability {minimum[0]}.{minimum[1]}{purpose}, got {capability[0]}.{capability[1]}")
 
 
 def explain_missing_bfloat16(device: torch.device) -> Missing | None:
@@ -117,7 +117,7 @@ class GpuProperties:
         return self.arch == "sm_90a"
 
     @property
-    def multiplies_bfloat16(self) -> bool:
+    def has_bfloat16_tensor_cores(self) -> bool:
         """Return whether the tensor cores multiply bfloat16; if not, features become float32."""
         return self.capability >= 10 * BFLOAT16[0] + BFLOAT16[1]
 
@@ -185,15 +185,15 @@ class LoadedKernels:
     def __init__(self, library: Any, index: int) -> None:
         self._library, self.index = library, index
 
-    def get_kernel(self, name: str, shared: int = 0) -> Kernel:
-        """Return the kernel, allowed ``shared`` bytes of shared memory."""
+    def get_kernel(self, name: str, shared_bytes: int = 0) -> Kernel:
+        """Return the kernel, allowed ``shared_bytes`` bytes of shared memory."""
         kernel: Kernel = self._library[name]
-        if shared > _SHARED_BY_DEFAULT:
-            kernel.raise_shared_memory_limit(self.index, shared)
+        if shared_bytes > _SHARED_BY_DEFAULT:
+            kernel.raise_shared_memory_limit(self.index, shared_bytes)
         return kernel
 
     def launch(
-        self, name: str, blocks: int, threads: int, params: ctypes.Structure, shared: int = 0, grid_rows: int = 1
+        self, name: str, blocks: int, threads: int, params: ctypes.Structure, shared_bytes: int = 0, grid_rows: int = 1
     ) -> None:
         """Launch ``grid_rows`` of ``blocks`` on the device's current stream; without blocks, do nothing."""
         if blocks <= 0 or grid_rows <= 0:
@@ -201,14 +201,14 @@ class LoadedKernels:
         if blocks > MAX_BLOCKS:
             raise ValueError(f"{name}: expected at most {MAX_BLOCKS} blocks, got {blocks}")
         index, kernel = self.index, self._library[name]
-        if shared > _SHARED_BY_DEFAULT:
-            kernel.raise_shared_memory_limit(index, shared)
+        if shared_bytes > _SHARED_BY_DEFAULT:
+            kernel.raise_shared_memory_limit(index, shared_bytes)
         pointer = _ONE_ARGUMENT(ctypes.addressof(params))
         if current_device() == index:  # a context takes the host as long as a launch
-            kernel.launch((blocks, grid_rows), threads, shared, index, raw_stream(index), pointer)
+            kernel.launch((blocks, grid_rows), threads, shared_bytes, index, raw_stream(index), pointer)
             return
         with torch.cuda.device(index):
-            kernel.launch((blocks, grid_rows), threads, shared, index, raw_stream(index), pointer)
+            kernel.launch((blocks, grid_rows), threads, shared_bytes, index, raw_stream(index), pointer)
 
     def launch_batch(self, name: str, params: Any, blocks: Sequence[int]) -> None:
         """Launch a :func:`build_batch_structure` of problems once; ``blocks`` holds the number of blocks of each."""
@@ -233,13 +233,13 @@ class Launch:
         blocks: int,
         threads: int,
         params: ctypes.Structure,
-        shared: int = 0,
+        shared_bytes: int = 0,
         *extra_addresses: int,  # addresses of further arguments
         early: bool = False,  # begins before the kernel ahead ends, and waits for its results itself
     ) -> None:
         self.blocks, self.params = blocks, params
-        self._kernel, self._index = kernels.get_kernel(name, shared), kernels.index
-        self._grid, self._threads, self._shared, self.early = (blocks, 1), threads, shared, early
+        self._kernel, self._index = kernels.get_kernel(name, shared_bytes), kernels.index
+        self._grid, self._threads, self._shared, self.early = (blocks, 1), threads, shared_bytes, early
         self._arguments = (ctypes.c_void_p * (1 + len(extra_addresses)))(ctypes.addressof(params), *extra_addresses)
 
     def __call__(self, stream: int) -> None:

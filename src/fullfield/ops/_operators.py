@@ -37,7 +37,7 @@ def register_operator(
         torch.library.register_autograd(f"fullfield::{name}", gradient, setup_context=setup, lib=_LIBRARY)
 
 
-def register_operator_for_torch_func(
+def register_and_return_torch_func_operator(
     schema: str, real: Callable[..., Any], fake: Callable[..., Any], setup: _Setup, gradient: _Gradient
 ) -> Callable[..., Any]:
     """Register an operator, and return a function that calls it and also works under torch.func's grad and vjp.
@@ -83,7 +83,7 @@ class _Refusal(torch.autograd.Function):
         raise RuntimeError(f"{ctx.name} is differentiable only once: its gradient has no derivative")
 
 
-def forbid_second_derivative(
+def wrap_to_forbid_second_derivative(
     name: str, results: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """Return the results of a backward, made to raise where they are differentiated with respect to any of ``inputs``.

@@ -32,7 +32,7 @@ class StreamOrderedCalls:
         self._finished: torch.cuda.Event | None = None
         self._recorded_streams: set[int] = set()
 
-    def register_changed_tensors(self) -> None:
+    def clear_recorded_streams(self) -> None:
         """Forget which streams hold the tensors: they have changed, and every stream's next call records them."""
         self._recorded_streams.clear()
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.warping import warp_planes
+from fullfield.ops.warping import warp_planes_and_mark_inside
 
 
 def compute_forward_backward_distance(
@@ -22,7 +22,7 @@ def compute_forward_backward_distance(
     """
     _check.check_tensor(flow, "flow", ("B", 2, "H", "W"))
     _check.check_tensor(backward, "backward", flow.shape, device=flow.device)
-    returned, inside = warp_planes(backward.to(flow.dtype), flow)
+    returned, inside = warp_planes_and_mark_inside(backward.to(flow.dtype), flow)
     distance = torch.linalg.vector_norm(flow + returned, dim=1)
     return torch.where(inside, distance, torch.inf)
 

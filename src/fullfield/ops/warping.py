@@ -12,7 +12,7 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _GPU_PIXELS, _CPU_PIXELS = 1 << 22, 1 << 16
 
 
-def warp_planes(
+def warp_planes_and_mark_inside(
     planes: Tensor,  # [B, C, H, W], floating
     flow: Tensor,  # [B, 2, H, W], (u, v), x right, y down, in pixels
 ) -> tuple[Tensor, Tensor]:  # [B, C, H, W] of the planes' dtype; bool [B, H, W]
@@ -40,10 +40,10 @@ def warp_planes(
         for top in range(0, height, strip):
             rows = slice(top, min(top + strip, height))
             lines = torch.arange(rows.start, rows.stop, device=planes.device)[:, None]
-            left, right, x_fraction, x_inside = _find_bilinear_neighbors_along_axis(
+            left, right, x_fraction, x_inside = _find_axis_neighbors_fraction_and_inside(
                 columns, flow[image, 0, rows], width
             )
-            upper, lower, y_fraction, y_inside = _find_bilinear_neighbors_along_axis(
+            upper, lower, y_fraction, y_inside = _find_axis_neighbors_fraction_and_inside(
                 lines, flow[image, 1, rows], height
             )
             x_fraction, y_fraction = x_fraction.to(planes.dtype), y_fraction.to(planes.dtype)
@@ -56,7 +56,7 @@ def warp_planes(
     return warped, inside
 
 
-def _find_bilinear_neighbors_along_axis(
+def _find_axis_neighbors_fraction_and_inside(
     position: Tensor, motion: Tensor, size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return both neighbouring pixels of ``position + motion`` along one axis, the second's weight, and a mask."""

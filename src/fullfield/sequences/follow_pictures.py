@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 from fullfield._check import InputError
 from fullfield.io import read_frame
 from fullfield.io.all_channels import read_all_channels
-from fullfield.ops.warping import warp_planes
+from fullfield.ops.warping import warp_planes_and_mark_inside
 from fullfield.viz.page import ViewFrame
 
 _HIDDEN_OCCLUSION = 0.5
@@ -45,7 +45,7 @@ def warp_and_composite_paint(frame: Tensor, paint: Paint, backward: Tensor, occl
         occlusion: [H, W], probability that the pixel is hidden in the reference.
     """
     planes = torch.cat((paint.color.expand(3, -1, -1), paint.alpha[None]))
-    warped, inside = warp_planes(planes[None], backward[None])
+    warped, inside = warp_planes_and_mark_inside(planes[None], backward[None])
     warped = warped[0] * ((occlusion < _HIDDEN_OCCLUSION) & inside[0])
     return warped[:3] + (1 - warped[3]) * frame
 

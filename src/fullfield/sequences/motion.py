@@ -13,8 +13,8 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.ops._filling import interpolate_unknown_pixels
 from fullfield.ops._positions import create_pixel_grid
-from fullfield.ops._splatting import fill_unknown_vectors, splat_scaled_flow
-from fullfield.ops.warping import warp_planes
+from fullfield.ops._splatting import fill_unknown_vectors, splat_scaled_flow_with_cover_and_confidence
+from fullfield.ops.warping import warp_planes_and_mark_inside
 
 ReadFlow = Callable[[int], Tensor]
 """Callback that returns the flow [2, H, W] of a frame; NaN where it is unknown. InputError where there is none."""
@@ -46,7 +46,7 @@ def warp_image(
     if valid is not None:
         _check.check_tensor(valid, "valid", image.shape[1:], dtypes=(torch.bool,), device=image.device)
         image = torch.cat((torch.where(valid, image, 0.0), valid[None].to(image.dtype)))
-    warped, inside = warp_planes(image[None], flow[None])
+    warped, inside = warp_planes_and_mark_inside(image[None], flow[None])
     values, inside = warped[0], inside[0]
     if valid is not None:
         valid_mask = values[-1]
@@ -170,7 +170,7 @@ def _splat_flow_to_time_and_fill_holes(time: float, flow: Tensor, opposite_flow:
     """Return the vectors [2, H, W] of a flow at the pixels that they reach at a time."""
     returned, is_inside = warp_image(opposite_flow, flow)
     trust = torch.exp(-(flow + returned).norm(dim=0)) * is_inside * is_known
-    vectors, coverage, _ = splat_scaled_flow(flow, time, trust, is_known)
+    vectors, coverage, _ = splat_scaled_flow_with_cover_and_confidence(flow, time, trust, is_known)
     return fill_unknown_vectors(vectors, coverage > _MIN_COVERAGE)
 
 
@@ -181,7 +181,7 @@ def _sample_colors_and_weights_along_motion(
     height, width = image.shape[-2:]
     valid_mask = torch.ones_like(flow[:1]) if valid is None else valid[None].to(flow.dtype)
     path = -distance * motion
-    sampled = warp_planes(torch.cat((image * valid_mask, flow, valid_mask))[None], path[None])[0][0]
+    sampled = warp_planes_and_mark_inside(torch.cat((image * valid_mask, flow, valid_mask))[None], path[None])[0][0]
     colors, own_motion, coverage = sampled[:-3], sampled[-3:-1], sampled[-1]
     columns, rows = create_pixel_grid((height, width), flow.device, flow.dtype)
     x, y = columns + path[0], rows + path[1]

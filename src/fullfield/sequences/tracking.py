@@ -16,7 +16,7 @@ from torch.nn.functional import avg_pool2d, interpolate
 
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.ops.consistency import compute_forward_backward_distance
-from fullfield.ops.warping import warp_planes
+from fullfield.ops.warping import warp_planes_and_mark_inside
 
 _KEY_STEPS = 8
 _MIN_ERROR_PX = 0.07  # the least that a confidence in float32 can express
@@ -256,7 +256,7 @@ def _chain_matches(match: FrameMatch, next_match: FrameMatch) -> FrameMatch:
 def _chain_fields(first: FlowField, second: FlowField) -> FlowField:
     """Return the field that follows ``first`` and then ``second``."""
     planes = torch.cat((second.flow, second.error[None], second.occlusion[None]))[None]
-    sampled, inside = warp_planes(planes, _clamp_targets_just_outside(first.flow[None]))
+    sampled, inside = warp_planes_and_mark_inside(planes, _clamp_targets_just_outside(first.flow[None]))
     flow, error, occlusion = sampled[0, :2], sampled[0, 2], sampled[0, 3]
     hidden = torch.maximum(first.occlusion, torch.where(inside[0], occlusion, 1.0))
     return FlowField(first.flow + flow, first.error + error, hidden)
@@ -324,7 +324,10 @@ def _mark_unknown_pixels_occluded(field: FlowField, own_valid: Tensor | None, ot
     unknown = torch.zeros_like(field.occlusion, dtype=torch.bool) if own_valid is None else ~own_valid
     if other_valid is not None:
         unknown = unknown | (
-            warp_planes(other_valid[None, None].float(), _clamp_targets_just_outside(field.flow[None]))[0][0, 0] < 0.5
+            warp_planes_and_mark_inside(other_valid[None, None].float(), _clamp_targets_just_outside(field.flow[None]))[
+                0
+            ][0, 0]
+            < 0.5
         )
     return field._replace(
         error=torch.where(unknown, _MAX_ERROR_PX, field.error), occlusion=torch.where(unknown, 1.0, field.occlusion)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.io import read_flow_layers
 from fullfield.io.files import write_atomically
-from fullfield.ops.warping import warp_planes
+from fullfield.ops.warping import warp_planes_and_mark_inside
 
 _VISIBLE_OCCLUSION = 0.5
 
@@ -108,7 +108,7 @@ def _sample_planes(planes: Tensor, positions: Tensor) -> list[list[float]]:
         corner = planes[:, row : row + 2, column : column + 2][None]
         offset = torch.zeros(1, 2, *corner.shape[-2:])
         offset[0, :, 0, 0] = torch.tensor([x - column, y - row])
-        values.append(warp_planes(corner, offset)[0][0, :, 0, 0].tolist())
+        values.append(warp_planes_and_mark_inside(corner, offset)[0][0, :, 0, 0].tolist())
     return values
 
 

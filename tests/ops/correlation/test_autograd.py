@@ -266,7 +266,7 @@ def test_get_accumulators_waits_for_other_streams(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, _: f"stream {handle}")
     pair = PairWithAccumulators(Features(), (True, True))  # type: ignore[arg-type]
     streams = iter((0, 0, 5, 0))
-    monkeypatch.setattr(pair, "_get_current_stream", lambda: next(streams))
+    monkeypatch.setattr(pair, "_get_current_stream_handle", lambda: next(streams))
     for _ in range(4):
         pair.get_or_allocate_accumulators()
     assert waited == ["the default stream", "stream 5"]

@@ -17,7 +17,7 @@ from fullfield._check import NotEnoughMemoryError
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops import _backends as backends_of
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid, reference
-from fullfield.ops.correlation.prepared import pool_pyramid_levels, sum_level_gradients_to_finest
+from fullfield.ops.correlation.prepared import add_level_gradients_to_finest_, pool_pyramid_levels
 from fullfield.ops.correlation.protocol import LOOKUPS, GradientAccumulators, LookupRequest
 from tests.oracles.correlation import (
     assert_within,
@@ -192,4 +192,4 @@ def test_fold_level_gradients_is_adjoint_of_pool_levels() -> None:
     grads = [torch.randn_like(level) for level in pool_pyramid_levels(fmap2, 5)]
     together = sum((level * grad).sum() for level, grad in zip(pool_pyramid_levels(fmap2, 5), grads, strict=True))
     (expected,) = torch.autograd.grad(together, fmap2)
-    assert_within(sum_level_gradients_to_finest([g.clone() for g in grads]), expected, 1e-12, "fold")
+    assert_within(add_level_gradients_to_finest_([g.clone() for g in grads]), expected, 1e-12, "fold")

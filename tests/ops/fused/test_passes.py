@@ -40,14 +40,17 @@ def grid(batch: int, height: int, width: int) -> Tensor:
 
 def test_normalize_add_relu_equals_instance_norm() -> None:
     y, x = torch.randn(2, 2, 5, 6, 16)
-    done = reference.normalize_add_relu_(
-        y.clone(), reference.compute_instance_norm_factors(y, 1e-5), x, reference.compute_instance_norm_factors(x, 1e-5)
+    done = reference.normalize_relu_add_relu_(
+        y.clone(),
+        reference.compute_instance_norm_scale_and_shift(y, 1e-5),
+        x,
+        reference.compute_instance_norm_scale_and_shift(x, 1e-5),
     )
     both = functional.relu(functional.instance_norm(nchw(y))) + functional.instance_norm(nchw(x))
     torch.testing.assert_close(nchw(done), functional.relu(both))
     shift = torch.randn(16)
     torch.testing.assert_close(
-        reference.normalize_add_relu_(y.clone(), ScaleAndShift(None, shift), x), (x + (y + shift).relu()).relu()
+        reference.normalize_relu_add_relu_(y.clone(), ScaleAndShift(None, shift), x), (x + (y + shift).relu()).relu()
     )
 
 
@@ -56,12 +59,12 @@ def test_gate_passes_equal_gru() -> None:
     zr, zr_map = torch.randn(2, 2, 4, 5, 16)
     update, reset = torch.sigmoid(zr + zr_map).chunk(2, 3)
     out = torch.full((2, 4, 5, 12), POISON)
-    reference.apply_gru_reset_gate(state, zr, zr_map, TargetSlice(out[..., 4:]))
+    reference.write_gru_reset_state(state, zr, zr_map, TargetSlice(out[..., 4:]))
     torch.testing.assert_close(out[..., 4:], reset * state)
     assert (out[..., :4] == POISON).all()
     transposed = torch.full((2, 5, 4, 8), POISON)
     want = (1 - update) * state + update * torch.tanh(q + q_map)
-    reference.apply_gru_update_gate(state, zr, zr_map, q, q_map, [TargetSlice(state), TargetSlice(transposed, True)])
+    reference.write_gru_updated_state(state, zr, zr_map, q, q_map, [TargetSlice(state), TargetSlice(transposed, True)])
     torch.testing.assert_close(state, want)
     torch.testing.assert_close(transposed, want.transpose(1, 2))
 
@@ -70,7 +73,7 @@ def test_flow_window_passes_equal_convolutions() -> None:
     coords = grid(2, 9, 11) + 3 * torch.randn(2, 2, 9, 11)
     flow = coords - grid(2, 9, 11)
     windows = torch.full((2, 9, 11, 104), POISON)
-    reference.unfold_flow(coords, 7, windows)
+    reference.write_flow_windows_from_coords(coords, 7, windows)
     assert (windows[..., 98:] == 0).all()
     weight = torch.randn(5, 2, 7, 7)
     done = windows[..., :98] @ weight.permute(0, 2, 3, 1).flatten(1).t()
@@ -88,7 +91,7 @@ def test_write_relu_and_flow_fills_flow_channels() -> None:
     coords = grid(1, 3, 4) + torch.randn(1, 2, 3, 4)
     source, bias = torch.randn(1, 3, 4, 8), torch.randn(8)
     first, second = torch.full((1, 3, 4, 12), POISON), torch.full((1, 4, 3, 8), POISON)
-    reference.write_relu_and_append_flow(
+    reference.write_relu_and_flow_channels(
         source, bias, [TargetSlice(first[..., 4:]), TargetSlice(second, True)], (coords, 6)
     )
     torch.testing.assert_close(first[..., 4:10], (source + bias).relu()[..., :6])
@@ -100,7 +103,7 @@ def test_write_relu_and_flow_fills_flow_channels() -> None:
 def test_convolve_depthwise_and_norm_equals_pytorch() -> None:
     x, weight, bias = torch.randn(2, 5, 6, 64), torch.randn(49, 64), torch.randn(64)
     out = torch.full_like(x, POISON)
-    reference.convolve_depthwise_norm(x, weight, bias, 1e-6, out)
+    reference.convolve_depthwise_and_normalize(x, weight, bias, 1e-6, out)
     conv = torch.nn.Conv2d(64, 64, 7, padding=3, groups=64)
     conv.load_state_dict({"weight": weight.t().reshape(64, 1, 7, 7), "bias": bias})
     want = functional.layer_norm(conv(nchw(x)).permute(0, 2, 3, 1), (64,), eps=1e-6)
@@ -112,7 +115,7 @@ def test_frame_cells_contain_both_frames_and_border(dtype: torch.dtype) -> None:
     scale = 255 if dtype == torch.uint8 else 1
     first, second = (torch.rand(2, 2, 3, 13, 10) * scale).to(dtype)
     out = torch.full((2, 11, 11, CELL_CHANNELS), POISON)
-    reference.pack_frames_into_2x2_cells(first, second, FramePadding(1, 3, 16, 16), out)
+    reference.rescale_and_pack_frames_into_2x2_cells(first, second, FramePadding(1, 3, 16, 16), out)
     for number, frame in enumerate((first, second)):
         padded = functional.pad(2 * frame.float() / scale - 1, (3, 3, 1, 2), mode="replicate")
         cells = functional.pixel_unshuffle(padded, 2).unflatten(1, (3, 2, 2)).permute(0, 4, 5, 2, 3, 1).flatten(3)
@@ -137,7 +140,7 @@ def test_convex_upsampling_in_strips_equals_whole(factor: int) -> None:
     torch.testing.assert_close(reference.convex_upsample(field, mask, factor), whole)
     out = torch.full((2, 3, 7 * factor - 3, 6 * factor - 2), POISON)
     for first, last in ((0, 2), (2, 3), (3, 7)):
-        reference.convex_upsample_strip(
+        reference.write_convex_upsampled_strip(
             field, mask[:, :, first:last], factor, out, first_row=first, origin=(2, 1), gain=4
         )
     torch.testing.assert_close(out, 4 * whole[:, :, 2:-1, 1:-1])
@@ -198,32 +201,35 @@ def compare(
     field, mask = 10 * normal(batch, 2, height, width), (3 * normal(batch, 576, height, width)).to(dtype)
 
     def norms(m: ModuleType) -> list[Tensor]:
-        plainly = m.normalize_add_relu_(y.clone(), ScaleAndShift(None, shift))
-        scaled = m.normalize_add_relu_(y.clone(), ScaleAndShift(scale, shift), x)
-        instance = m.normalize_add_relu_(
-            y.clone(), m.compute_instance_norm_factors(y, 1e-5), x, m.compute_instance_norm_factors(x, 1e-5)
+        plainly = m.normalize_relu_add_relu_(y.clone(), ScaleAndShift(None, shift))
+        scaled = m.normalize_relu_add_relu_(y.clone(), ScaleAndShift(scale, shift), x)
+        instance = m.normalize_relu_add_relu_(
+            y.clone(),
+            m.compute_instance_norm_scale_and_shift(y, 1e-5),
+            x,
+            m.compute_instance_norm_scale_and_shift(x, 1e-5),
         )
-        return [plainly, scaled, instance, *m.compute_instance_norm_factors(large, 1e-5)]
+        return [plainly, scaled, instance, *m.compute_instance_norm_scale_and_shift(large, 1e-5)]
 
     def pack(m: ModuleType) -> list[Tensor]:
         first, second = poisoned(batch, height, width, channels + 32), poisoned(batch, width, height, channels + 16)
-        m.write_relu_and_append_flow(
+        m.write_relu_and_flow_channels(
             y, shift, [TargetSlice(first[..., 32:]), TargetSlice(second[..., 8:-8], True)], (coords, channels - 2)
         )
         third = poisoned(batch, height, width, channels + 32)
-        m.write_relu_and_append_flow(y, None, [TargetSlice(third[..., :channels])])
+        m.write_relu_and_flow_channels(y, None, [TargetSlice(third[..., :channels])])
         return [first, second, third]
 
     def windows(m: ModuleType) -> list[Tensor]:
         out = poisoned(batch, height, width, 104)
-        m.unfold_flow(coords, 7, out)
+        m.write_flow_windows_from_coords(coords, 7, out)
         return [out]
 
     def gates(m: ModuleType) -> list[Tensor]:
         joint, reset = torch.cat((y, x), 3), poisoned(batch, height, width, 2 * channels)
         state, transposed = joint[..., :channels], poisoned(batch, width, height, channels)
-        m.apply_gru_reset_gate(state, zr, zr_map, TargetSlice(reset[..., channels:]))
-        m.apply_gru_update_gate(state, zr, zr_map, q, q_map, [TargetSlice(state), TargetSlice(transposed, True)])
+        m.write_gru_reset_state(state, zr, zr_map, TargetSlice(reset[..., channels:]))
+        m.write_gru_updated_state(state, zr, zr_map, q, q_map, [TargetSlice(state), TargetSlice(transposed, True)])
         return [joint, reset, transposed]
 
     def step(m: ModuleType) -> list[Tensor]:
@@ -238,7 +244,7 @@ def compare(
 
     def depthwise(m: ModuleType) -> list[Tensor]:
         out = poisoned(*wide.shape)
-        m.convolve_depthwise_norm(wide, filters, offsets, 1e-6, out)
+        m.convolve_depthwise_and_normalize(wide, filters, offsets, 1e-6, out)
         return [out]
 
     def cells(m: ModuleType) -> list[Tensor]:
@@ -247,7 +253,9 @@ def compare(
             first, second = (frames * (255 if kind == torch.uint8 else 1)).to(kind)
             frame = FramePadding(2, 1, (rows + 5) // 2 * 2, (columns + 3) // 2 * 2)
             out = poisoned(batch, frame.height // 2 + 3, frame.width // 2 + 3, CELL_CHANNELS)
-            m.pack_frames_into_2x2_cells(first, second.contiguous(memory_format=torch.channels_last), frame, out)
+            m.rescale_and_pack_frames_into_2x2_cells(
+                first, second.contiguous(memory_format=torch.channels_last), frame, out
+            )
             found.append(out)
         return found
 
@@ -257,7 +265,9 @@ def compare(
             for layout in (torch.contiguous_format, torch.channels_last):
                 weights = mask[:, : 9 * factor * factor].contiguous(memory_format=layout)
                 out = torch.full((batch, 2, height * factor - 3, width * factor - 3), POISON, device=device)
-                m.convex_upsample_strip(field, weights[:, :, 2:6], factor, out, first_row=2, origin=(1, 2), gain=8.0)
+                m.write_convex_upsampled_strip(
+                    field, weights[:, :, 2:6], factor, out, first_row=2, origin=(1, 2), gain=8.0
+                )
                 found.append(out)
         return found
 
@@ -283,15 +293,15 @@ def test_fused_kernels_keep_nonfinite_values(bad: float, dtype: torch.dtype) -> 
         y, x, state, zr = values(16), torch.randn(1, 9, 11, 16, device="cuda").to(dtype), values(16), values(32)
         still = torch.zeros_like(zr), torch.zeros_like(x)
         out = [torch.empty_like(y) for _ in range(4)]
-        m.write_relu_and_append_flow(y, torch.zeros(16, device="cuda"), [TargetSlice(out[0])])
-        m.apply_gru_reset_gate(state, zr, still[0], TargetSlice(out[1]))
-        m.apply_gru_update_gate(state, zr, still[0], x, still[1], [TargetSlice(out[2])])
-        m.apply_gru_update_gate(x, zr, still[0], y, still[1], [TargetSlice(out[3])])
+        m.write_relu_and_flow_channels(y, torch.zeros(16, device="cuda"), [TargetSlice(out[0])])
+        m.write_gru_reset_state(state, zr, still[0], TargetSlice(out[1]))
+        m.write_gru_updated_state(state, zr, still[0], x, still[1], [TargetSlice(out[2])])
+        m.write_gru_updated_state(x, zr, still[0], y, still[1], [TargetSlice(out[3])])
         norm = ScaleAndShift(None, torch.zeros(16, device="cuda"))
         done = [
-            m.normalize_add_relu_(y.clone(), norm),
-            m.normalize_add_relu_(x.clone(), norm, y),
-            m.normalize_add_relu_(y.clone(), m.compute_instance_norm_factors(y, 1e-5)),
+            m.normalize_relu_add_relu_(y.clone(), norm),
+            m.normalize_relu_add_relu_(x.clone(), norm, y),
+            m.normalize_relu_add_relu_(y.clone(), m.compute_instance_norm_scale_and_shift(y, 1e-5)),
         ]
         active, coords, wide = (
             y.clone(),
@@ -301,11 +311,11 @@ def test_fused_kernels_keep_nonfinite_values(bad: float, dtype: torch.dtype) -> 
         m.gelu_(active)
         m.add_3x3_taps_to_coords_(coords, values(24), torch.zeros(2, device="cuda"))
         wide = wide.to(dtype)
-        m.convolve_depthwise_norm(
+        m.convolve_depthwise_and_normalize(
             values(64), torch.ones(49, 64, device="cuda"), torch.zeros(64, device="cuda"), 1e-6, wide
         )
         fine = torch.zeros(1, 2, 18, 22, device="cuda")
-        m.convex_upsample_strip(torch.randn(1, 2, 9, 11, device="cuda"), values(36).permute(0, 3, 1, 2), 2, fine)
+        m.write_convex_upsampled_strip(torch.randn(1, 2, 9, 11, device="cuda"), values(36).permute(0, 3, 1, 2), 2, fine)
         return [*out, *done, active, coords, wide, fine]
 
     for number, (got, right) in enumerate(zip(all_of(cuda), all_of(reference), strict=True)):
@@ -334,11 +344,11 @@ def test_rectified_convolutions_overflow_to_infinity() -> None:
 def test_fused_kernels_refuse_unsupported_layouts() -> None:
     x = torch.zeros(1, 4, 6, 16, device="cuda", dtype=torch.float16)
     with pytest.raises(ValueError, match="contiguous"):
-        cuda.normalize_add_relu_(x[..., :8], ScaleAndShift(None, torch.zeros(8, device="cuda")))
+        cuda.normalize_relu_add_relu_(x[..., :8], ScaleAndShift(None, torch.zeros(8, device="cuda")))
     with pytest.raises(ValueError, match="slice of channels"):
-        cuda.write_relu_and_append_flow(x[:, :, :3].contiguous(), None, [TargetSlice(x[:, :, :3])])
+        cuda.write_relu_and_flow_channels(x[:, :, :3].contiguous(), None, [TargetSlice(x[:, :, :3])])
     with pytest.raises(ValueError, match="expected a target"):
-        cuda.write_relu_and_append_flow(x, None, [TargetSlice(x, True)])
+        cuda.write_relu_and_flow_channels(x, None, [TargetSlice(x, True)])
 
 
 def test_fused_kernels_launch_expected_grids(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,9 +361,9 @@ def test_fused_kernels_launch_expected_grids(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(_launching, "load_kernels", lambda *_: LoadedKernels())
     x = torch.zeros(2, 20, 30, 16)
     cuda.gelu_(x)
-    cuda.normalize_add_relu_(x, ScaleAndShift(None, torch.zeros(16)))
+    cuda.normalize_relu_add_relu_(x, ScaleAndShift(None, torch.zeros(16)))
     wide, row = torch.zeros(2, 20, 30, 64), torch.zeros(64)
-    cuda.convolve_depthwise_norm(wide, row, row, 1e-5, wide)
+    cuda.convolve_depthwise_and_normalize(wide, row, row, 1e-5, wide)
     assert launched == [("gelu", 19, 256, 1), ("affine", 10, 256, 2), ("depthwise_norm", 40, 32, 4)]
 
 

@@ -244,7 +244,7 @@ def test_global_matching_scales_float16_gradients() -> None:
     query, key = cuda.flatten_map_to_rows(one), cuda.flatten_map_to_rows(two, pad_rows=True)
     sizes = ((4, 6), (4, 6))
     flow, logarithms = cuda.compute_flow_and_log_sums(query, key, sizes, 0.25)
-    found = cuda.compute_feature_gradients((query, key, flow, logarithms), grad.float().flatten(2), sizes, 0.25)
+    found = cuda.compute_query_and_key_gradients((query, key, flow, logarithms), grad.float().flatten(2), sizes, 0.25)
     truth = graded(whole, one.double(), two.double(), grad=grad)[1:]
     for ours, exact in zip(found, truth, strict=True):
         exact = exact.flatten(2).transpose(1, 2)

@@ -67,7 +67,7 @@ def test_spatial_correlation_emulated_equals_reference(
     ]
     exact = [t.double() for t in tensors]
     truth = [
-        reference.correlate(*exact[:2], window),
+        reference.correlate_with_autograd(*exact[:2], window),
         *reference.compute_requested_gradients(*exact, window, (True, True)),
     ]
     compare(found, truth, dtype)
@@ -159,9 +159,9 @@ def test_spatial_correlation_patches_fit_shared_memory(shared: int) -> None:
         columns = cuda.divide_displacement_row(patch[1])
         assert columns.group * columns.groups * columns.blocks >= patch[1]
         for others in (1, 10_000):
-            rows = cuda.choose_displacement_rows(patch[0], columns, others, shared)
+            rows = cuda.choose_displacement_rows_per_block(patch[0], columns, others, shared)
             assert 1 <= rows <= patch[0]
-            assert cuda.count_forward_threads(columns, rows) <= 512
+            assert cuda.count_forward_threads_per_block(columns, rows) <= 512
             assert cuda.compute_forward_shared_bytes(columns, rows) <= shared
             half = cuda.choose_half_precision_tiling(patch, others)
             assert half.columns * half.blocks >= patch[1]

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.ops._splatting import cpu, fill_unknown_vectors, predict_next_flow, reference, splat_scaled_flow
+from fullfield.ops._splatting import (
+    cpu,
+    fill_unknown_vectors,
+    predict_next_flow,
+    reference,
+    splat_scaled_flow_with_cover_and_confidence,
+)
 
 SIZES = [(1, 1), (1, 9), (7, 1), (37, 53)]
 
@@ -64,11 +70,11 @@ def test_splat_flow_kernels_equal_pytorch(height: int, width: int, part: float) 
     known = share(height, width, 0.9)
     flow = torch.where(known, wild(height, width).nan_to_num(0, 1, 1), 0.0)
     trust = torch.rand(height, width, generator=torch.Generator().manual_seed(5))
-    exact = reference.splat_scaled_flow(flow.double(), part, trust.double(), known)
+    exact = reference.splat_scaled_flow_with_cover_and_confidence(flow.double(), part, trust.double(), known)
     for found, wanted, plain in zip(
-        splat_scaled_flow(flow, part, trust, known),
+        splat_scaled_flow_with_cover_and_confidence(flow, part, trust, known),
         exact,
-        reference.splat_scaled_flow(flow, part, trust, known),
+        reference.splat_scaled_flow_with_cover_and_confidence(flow, part, trust, known),
         strict=True,
     ):
         ours, theirs = ((values - wanted).abs().max() for values in (found, plain))
@@ -87,4 +93,4 @@ def test_splatting_refuses_bad_arguments() -> None:
     with pytest.raises(InputError, match="valid: expected shape"):
         fill_unknown_vectors(flow, torch.ones(5, 4, dtype=torch.bool))
     with pytest.raises(InputError, match="confidence: expected shape"):
-        splat_scaled_flow(flow, 0.5, torch.zeros(4), plane.bool())
+        splat_scaled_flow_with_cover_and_confidence(flow, 0.5, torch.zeros(4), plane.bool())

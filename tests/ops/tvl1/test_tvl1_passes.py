@@ -476,7 +476,7 @@ class AnyOrder:
     def __call__(self, _: object) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def register_changed_tensors(self) -> None:
+    def clear_recorded_streams(self) -> None:
         self.forgotten += 1
 
 

@@ -76,7 +76,7 @@ def test_in_order_orders_calls_of_two_streams(monkeypatch: pytest.MonkeyPatch) -
     assert [event[0] for event in two.waited] == [1]  # type: ignore[index]
     assert kept.streams == [1, 2], "once a stream"
     other = Used()
-    in_order.register_changed_tensors()
+    in_order.clear_recorded_streams()
     for stream in (two, one):
         now[0] = stream
         with in_order(lambda: iter([other])):  # type: ignore[list-item]

@@ -189,10 +189,10 @@ class PreparedFlow:
                 return [_upsample_flow_bilinearly(starts[0] - self._grid, self.padding, corners_aligned=False)]
             if count not in self._runs:
                 self._runs[count] = _RecordedSteps(self, count)
-                self._in_order.register_changed_tensors()  # it knows another set of tensors
+                self._in_order.clear_recorded_streams()  # it knows another set of tensors
             run = self._runs[count]
             first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
-            self._passes.pack_frames_into_2x2_cells(first, second, self._frame, self._cells)
+            self._passes.rescale_and_pack_frames_into_2x2_cells(first, second, self._frame, self._cells)
             run.encode()
             for coords, start in zip(run.coords, starts, strict=True):
                 if start is not None:
@@ -246,7 +246,7 @@ class PreparedFlow:
         for item in range(self.batch):
             for first in range(0, rows, strip_rows):
                 weights = mask.project_hidden(hidden[item, first : first + strip_rows])
-                self._passes.convex_upsample_strip(
+                self._passes.write_convex_upsampled_strip(
                     flow[item : item + 1],
                     weights.permute(2, 0, 1)[None],
                     framing.STRIDE,

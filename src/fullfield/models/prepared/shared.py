@@ -128,14 +128,14 @@ class _PreparedConvolution:
         y = self.passes.convolve(x, self.weight, stride=self.stride, padding=self.padding)
         return y, ScaleAndShift(
             None, self.shift
-        ) if self.epsilon is None else self.passes.compute_instance_norm_factors(y, self.epsilon)
+        ) if self.epsilon is None else self.passes.compute_instance_norm_scale_and_shift(y, self.epsilon)
 
     def convolve_normalize_relu(self, x: Tensor) -> Any:
         """Return the normed result, rectified."""
         if self.epsilon is None:
             options = {"stride": self.stride, "padding": self.padding}
             return self.passes.convolve(x, self.weight, self.bias, relu=True, **options)
-        return self.passes.normalize_add_relu_(*self.convolve(x))
+        return self.passes.normalize_relu_add_relu_(*self.convolve(x))
 
 
 def _prepare_convolution(converter: WeightConverter, conv: nn.Conv2d, norm: nn.Module | None) -> _PreparedConvolution:
@@ -178,9 +178,11 @@ class _PreparedResidualBlock:
         y = self.convs[0].convolve_normalize_relu(x)
         for conv in self.convs[1:-1]:
             # Not with cuDNN's rectifier, which may turn the NaN of an overflow into 0.
-            y = self.passes.normalize_add_relu_(*conv.convolve(y))
+            y = self.passes.normalize_relu_add_relu_(*conv.convolve(y))
         y, norm = self.convs[-1].convolve(y)
-        return self.passes.normalize_add_relu_(y, norm, *((x,) if self.shortcut is None else self.shortcut.convolve(x)))
+        return self.passes.normalize_relu_add_relu_(
+            y, norm, *((x,) if self.shortcut is None else self.shortcut.convolve(x))
+        )
 
 
 class PreparedEncoder:
@@ -284,19 +286,19 @@ class PreparedMotionEncoder:
             from_correlation = passes.convolve(from_correlation, weight, padding=(1, 1))
         weight, bias = self.flow_first
         windows = allocate_map(self.windows)
-        passes.unfold_flow(coords, _SIDE, windows)
+        passes.write_flow_windows_from_coords(coords, _SIDE, windows)
         from_flow = allocate_map(weight.shape[1])
         multiply_relu(bias, windows.flatten(0, 2), weight, from_flow.flatten(0, 2))
         weight, shift = self.flow_second
         from_flow = passes.convolve(from_flow, weight, padding=(1, 1))
         joint = allocate_map(from_correlation.shape[3] + from_flow.shape[3])
-        passes.write_relu_and_append_flow(
+        passes.write_relu_and_flow_channels(
             from_correlation, offset, [TargetSlice(joint[..., : from_correlation.shape[3]])]
         )
-        passes.write_relu_and_append_flow(from_flow, shift, [TargetSlice(joint[..., from_correlation.shape[3] :])])
+        passes.write_relu_and_flow_channels(from_flow, shift, [TargetSlice(joint[..., from_correlation.shape[3] :])])
         del from_correlation, from_flow, windows
         weight, shift = self.joint
-        passes.write_relu_and_append_flow(
+        passes.write_relu_and_flow_channels(
             passes.convolve(joint, weight, padding=(1, 1)), shift, to, (coords, self.flow_channel)
         )
 

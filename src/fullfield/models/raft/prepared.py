@@ -88,9 +88,9 @@ class _PreparedGRU:
     def __call__(self, memory: _GRUInput, to: Sequence[TargetSlice]) -> None:
         passes, state = self.passes, memory.joint[..., : self.hidden]
         gates = passes.convolve(memory.joint, self.gates, padding=self.padding)
-        passes.apply_gru_reset_gate(state, gates, memory.maps[0], TargetSlice(memory.reset[..., : self.hidden]))
+        passes.write_gru_reset_state(state, gates, memory.maps[0], TargetSlice(memory.reset[..., : self.hidden]))
         candidate = passes.convolve(memory.reset, self.candidate, padding=self.padding)
-        passes.apply_gru_update_gate(state, gates, memory.maps[0], candidate, memory.maps[1], to)
+        passes.write_gru_updated_state(state, gates, memory.maps[0], candidate, memory.maps[1], to)
 
 
 class PreparedRAFT(PreparedNetwork):

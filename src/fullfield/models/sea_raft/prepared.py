@@ -55,7 +55,7 @@ class _PreparedConvNeXtBlock:
         """Apply the block to [B, h, w, C] and write to ``out`` [B, h, w, C']."""
         rows, to = x.flatten(0, 2), out.flatten(0, 2)
         normed = torch.empty_like(x)
-        self.passes.convolve_depthwise_norm(x, self.filters, self.offset, self.epsilon, normed)
+        self.passes.convolve_depthwise_and_normalize(x, self.filters, self.offset, self.epsilon, normed)
         expand = torch.addmm(self.expand[1], normed.flatten(0, 2), self.expand[0])
         self.passes.gelu_(expand.view(*x.shape[:3], -1))
         torch.addmm(self.bias, rows, self.final, out=to)
@@ -103,5 +103,5 @@ class PreparedSEARAFT(PreparedNetwork):
         self.motion(pair.lookup, coords, [TargetSlice(pair.joint[..., 2 * width :])])
         for block in self.refine:
             block(pair.joint, pair.state)
-            self.passes.write_relu_and_append_flow(pair.state, None, [TargetSlice(pair.joint[..., :width])])
+            self.passes.write_relu_and_flow_channels(pair.state, None, [TargetSlice(pair.joint[..., :width])])
         self.flow_head.add_flow_update_(pair.state, coords)

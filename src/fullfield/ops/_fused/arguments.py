@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 CELL_CHANNELS = 32
-"""Channels that ``pack_frames_into_2x2_cells`` writes: twelve values of each frame, then zeros."""
+"""Channels that ``rescale_and_pack_frames_into_2x2_cells`` writes: twelve values of each frame, then zeros."""
 
 
 class ScaleAndShift(NamedTuple):

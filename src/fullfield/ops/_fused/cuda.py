@@ -126,8 +126,8 @@ def convolve(
     return out.permute(0, 2, 3, 1)
 
 
-def pack_frames_into_2x2_cells(frame1: Tensor, frame2: Tensor, padding: FramePadding, out: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.pack_frames_into_2x2_cells` does."""
+def rescale_and_pack_frames_into_2x2_cells(frame1: Tensor, frame2: Tensor, padding: FramePadding, out: Tensor) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.rescale_and_pack_frames_into_2x2_cells` does."""
     batch, rows, columns, channels = out.shape
     _require_contiguous(out)
     if channels != CELL_CHANNELS or (rows, columns) != (padding.height // 2 + 3, padding.width // 2 + 3):
@@ -144,10 +144,10 @@ def pack_frames_into_2x2_cells(frame1: Tensor, frame2: Tensor, padding: FramePad
     kernels.launch("frames_to_cells", batch * rows, _THREADS, params, grid_rows=-(-columns // _THREADS))
 
 
-def normalize_add_relu_(
+def normalize_relu_add_relu_(
     y: Tensor, norm: ScaleAndShift, residual: Tensor | None = None, residual_norm: ScaleAndShift | None = None
 ) -> Tensor:
-    """Run the pass as :func:`fullfield.ops._fused.reference.normalize_add_relu_` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.normalize_relu_add_relu_` does."""
     _require_contiguous(y, residual)
     batch, channels = y.shape[0], y.shape[3]
     params = _DECLARED["AffineParams"]()
@@ -163,8 +163,8 @@ def normalize_add_relu_(
     return y
 
 
-def compute_instance_norm_factors(y: Tensor, epsilon: float) -> ScaleAndShift:
-    """Run the pass as :func:`fullfield.ops._fused.reference.compute_instance_norm_factors` does."""
+def compute_instance_norm_scale_and_shift(y: Tensor, epsilon: float) -> ScaleAndShift:
+    """Run the pass as :func:`fullfield.ops._fused.reference.compute_instance_norm_scale_and_shift` does."""
     _require_contiguous(y)
     batch, height, width, channels = y.shape
     if channels // _count_vector_elements(y.dtype) > _THREADS:
@@ -183,18 +183,18 @@ def compute_instance_norm_factors(y: Tensor, epsilon: float) -> ScaleAndShift:
     return ScaleAndShift(scale, shift)
 
 
-def write_relu_and_append_flow(
+def write_relu_and_flow_channels(
     source: Tensor,
     bias: Tensor | None,
     targets: Sequence[TargetSlice],
     coords_and_channel: tuple[Tensor, int] | None = None,
 ) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.write_relu_and_append_flow` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.write_relu_and_flow_channels` does."""
     _require_contiguous(source)
     channels = source.shape[3]
     params = _DECLARED["PackParams"]()
     params.from_, params.bias = source.data_ptr(), get_address(bias)
-    params.targets = _build_targets(source, targets)
+    params.targets = _check_and_build_targets(source, targets)
     params.pixels, params.channels = _count_pixels(source), channels
     if coords_and_channel is not None:
         _require_contiguous(coords_and_channel[0])
@@ -202,8 +202,8 @@ def write_relu_and_append_flow(
     _launch_pass(source, "pack", source.numel() // _count_vector_elements(source.dtype), params)
 
 
-def unfold_flow(coords: Tensor, side: int, out: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.unfold_flow` does."""
+def write_flow_windows_from_coords(coords: Tensor, side: int, out: Tensor) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.write_flow_windows_from_coords` does."""
     _require_contiguous(coords, out)
     params = _DECLARED["PatchesParams"]()
     _, height, width, channels = out.shape
@@ -213,7 +213,7 @@ def unfold_flow(coords: Tensor, side: int, out: Tensor) -> None:
     _launch_pass(out, "flow_patches", out.numel() // _count_vector_elements(out.dtype), params)
 
 
-def _build_targets(like: Tensor, outputs: Sequence[TargetSlice]) -> Any:
+def _check_and_build_targets(like: Tensor, outputs: Sequence[TargetSlice]) -> Any:
     """Return the targets of a result [B, h, w, C]."""
     batch, height, width, channels = like.shape
     targets = _DECLARED["Targets"]()
@@ -227,15 +227,15 @@ def _build_targets(like: Tensor, outputs: Sequence[TargetSlice]) -> Any:
     return targets
 
 
-def apply_gru_reset_gate(state: Tensor, zr: Tensor, zr_map: Tensor, target: TargetSlice) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.apply_gru_reset_gate` does."""
+def write_gru_reset_state(state: Tensor, zr: Tensor, zr_map: Tensor, target: TargetSlice) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.write_gru_reset_state` does."""
     _launch_gru_gate("gate_reset", state, zr, zr_map, None, None, [target])
 
 
-def apply_gru_update_gate(
+def write_gru_updated_state(
     state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, targets: Sequence[TargetSlice]
 ) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.apply_gru_update_gate` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.write_gru_updated_state` does."""
     _launch_gru_gate("gate_update", state, zr, zr_map, q, q_map, targets)
 
 
@@ -250,7 +250,7 @@ def _launch_gru_gate(
 ) -> None:
     _require_contiguous(zr, zr_map, q, q_map)
     params = _DECLARED["GateParams"]()
-    params.targets = _build_targets(state, targets)
+    params.targets = _check_and_build_targets(state, targets)
     params.zr, params.zr_map, params.q, params.q_map = (get_address(t) for t in (zr, zr_map, q, q_map))
     params.h, params.h_ld = state.data_ptr(), _check_and_get_pixel_stride(state)
     params.pixels, params.channels = _count_pixels(state), state.shape[3]
@@ -275,8 +275,8 @@ def gelu_(y: Tensor) -> None:
     _launch_pass(y, "gelu", params.vectors, params)
 
 
-def convolve_depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.convolve_depthwise_norm` does."""
+def convolve_depthwise_and_normalize(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.convolve_depthwise_and_normalize` does."""
     _require_contiguous(x, weight, bias, out)
     batch, height, width, channels = x.shape
     params = _DECLARED["DepthwiseParams"]()
@@ -308,7 +308,7 @@ def convolve_depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
         kernels.launch("depthwise", batch * height, channels // 2, params, grid_rows=-(-width // 8))
 
 
-def convex_upsample_strip(
+def write_convex_upsampled_strip(
     field: Tensor,
     mask: Tensor,
     factor: int,
@@ -318,7 +318,7 @@ def convex_upsample_strip(
     origin: tuple[int, int] = (0, 0),
     gain: float = 1.0,
 ) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.convex_upsample_strip` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.write_convex_upsampled_strip` does."""
     params = _DECLARED["ConvexParams"]()
     params.mask, params.field, params.out = mask.data_ptr(), field.data_ptr(), out.data_ptr()
     params.mask_b, params.mask_c, params.mask_y, params.mask_x = mask.stride()
@@ -338,7 +338,7 @@ def convex_upsample_strip(
 
 
 def explain_convex_refusal(field: Tensor, mask: Tensor, factor: int) -> str | None:
-    """Return None if :func:`convex_upsample_strip` can do this, else the reason."""
+    """Return None if :func:`write_convex_upsampled_strip` can do this, else the reason."""
     if mask.dtype not in CODES or field.dtype != torch.float32:
         return "needs a float32 field and float32, float16 or bfloat16 weights"
     if not 2 <= factor <= LARGEST_FACTOR:

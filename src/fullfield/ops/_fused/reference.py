@@ -33,7 +33,7 @@ def convolve(
     return out.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
 
 
-def pack_frames_into_2x2_cells(frame1: Tensor, frame2: Tensor, padding: FramePadding, out: Tensor) -> None:
+def rescale_and_pack_frames_into_2x2_cells(frame1: Tensor, frame2: Tensor, padding: FramePadding, out: Tensor) -> None:
     """Convert frames [B, 3, H, W], 0 … 1 or uint8, to −1 … 1 in cells of 2×2 pixels, padded to ``padding``.
 
     ``out`` is [B, height / 2 + 3, width / 2 + 3, 32], (row, column, colour) of the first frame's cell, then of the
@@ -50,20 +50,22 @@ def pack_frames_into_2x2_cells(frame1: Tensor, frame2: Tensor, padding: FramePad
         out[:, 2:-1, 2:-1, 12 * number : 12 * number + 12] = cells.flatten(3)
 
 
-def normalize_add_relu_(
+def normalize_relu_add_relu_(
     y: Tensor, norm: ScaleAndShift, residual: Tensor | None = None, residual_norm: ScaleAndShift | None = None
 ) -> Tensor:
     """Compute relu(norm(y)), or relu(x_norm(x) + relu(norm(y)))."""
     if y.device.type != "cpu":
-        return _normalize_add_relu_strip_(y, norm, residual, residual_norm)
+        return _normalize_relu_add_relu_strip_(y, norm, residual, residual_norm)
     rows = max(1, _CACHED // (y.shape[2] * y.shape[3]))  # rows whose float32 values stay in a core's cache
     for first in range(0, y.shape[1], rows):
         strip = slice(first, first + rows)
-        _normalize_add_relu_strip_(y[:, strip], norm, None if residual is None else residual[:, strip], residual_norm)
+        _normalize_relu_add_relu_strip_(
+            y[:, strip], norm, None if residual is None else residual[:, strip], residual_norm
+        )
     return y
 
 
-def _normalize_add_relu_strip_(
+def _normalize_relu_add_relu_strip_(
     y: Tensor, norm: ScaleAndShift, residual: Tensor | None, residual_norm: ScaleAndShift | None
 ) -> Tensor:
     result = _apply_scale_and_shift(y, norm).relu_()
@@ -82,14 +84,14 @@ def _apply_scale_and_shift(x: Tensor, norm: ScaleAndShift) -> Tensor:
     return x + shift if norm.scale is None else torch.addcmul(shift, x, per_item(norm.scale))
 
 
-def compute_instance_norm_factors(y: Tensor, epsilon: float) -> ScaleAndShift:
+def compute_instance_norm_scale_and_shift(y: Tensor, epsilon: float) -> ScaleAndShift:
     """Return the norm that gives every channel of every item mean 0 and variance 1."""
     variance, mean = torch.var_mean(y.to(torch.float32), (1, 2), correction=0)
     scale = (variance + epsilon).rsqrt()
     return ScaleAndShift(scale, -mean * scale)
 
 
-def write_relu_and_append_flow(
+def write_relu_and_flow_channels(
     source: Tensor,
     bias: Tensor | None,  # float32; None: source as it is
     targets: Sequence[TargetSlice],  # at most four
@@ -114,7 +116,7 @@ def _convert_coords_to_flow(coords: Tensor) -> Tensor:
     return coords - create_pixel_grid(coords.shape[-2:], coords.device, coords.dtype)
 
 
-def unfold_flow(coords: Tensor, side: int, out: Tensor) -> None:
+def write_flow_windows_from_coords(coords: Tensor, side: int, out: Tensor) -> None:
     """Write windows of the flow, (row, column, x or y) slow to fast; zero outside the map and elsewhere."""
     batch, _, height, width = coords.shape
     windows = functional.unfold(_convert_coords_to_flow(coords), side, padding=side // 2)
@@ -123,14 +125,14 @@ def unfold_flow(coords: Tensor, side: int, out: Tensor) -> None:
     out[..., : 2 * side * side] = windows
 
 
-def apply_gru_reset_gate(state: Tensor, zr: Tensor, zr_map: Tensor, target: TargetSlice) -> None:
+def write_gru_reset_state(state: Tensor, zr: Tensor, zr_map: Tensor, target: TargetSlice) -> None:
     """Write sigmoid(r + its map) · state; ``zr`` holds the update gate, then the reset gate."""
     channels = state.shape[-1]
     reset = zr[..., channels:].to(torch.float32) + zr_map[..., channels:]
     _write_to_targets(reset.sigmoid_() * state, [target])
 
 
-def apply_gru_update_gate(
+def write_gru_updated_state(
     state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, targets: Sequence[TargetSlice]
 ) -> None:
     """Write (1 − z) · state + z · tanh(q + its map), which may replace ``state``; at most four targets."""
@@ -156,7 +158,7 @@ def gelu_(y: Tensor) -> None:
     torch.ops.aten.gelu.out(y, out=y)
 
 
-def convolve_depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
+def convolve_depthwise_and_normalize(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
     """Convolve depthwise 7×7 (``weight`` [49, C], float32), then normalise to mean 0 and variance 1."""
     channels = x.shape[-1]
     # A CPU with instructions for bfloat16 sums in float32; the rounded result is as good for what follows the norm.
@@ -184,7 +186,7 @@ def convex_upsample(
     return total.permute(0, 1, 4, 2, 5, 3).reshape(batch, channels, factor * height, factor * width)
 
 
-def convex_upsample_strip(
+def write_convex_upsampled_strip(
     field: Tensor,  # [B, C, h, w] float32
     mask: Tensor,  # [B, 9·factor², rows, w], weights before their softmax
     factor: int,

@@ -43,7 +43,7 @@ def fill_unknown_vectors(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], b
     )
 
 
-def splat_scaled_flow(
+def splat_scaled_flow_with_cover_and_confidence(
     flow: Tensor,  # [2, H, W], finite
     length_fraction: float,
     confidence: Tensor,  # [H, W], 0 to 1
@@ -63,7 +63,7 @@ def splat_scaled_flow(
     for plane, name in ((confidence, "confidence"), (valid, "valid")):
         _check.check_tensor(plane, name, flow.shape[1:], device=flow.device)
     return (
-        cpu.splat_scaled_flow(flow, length_fraction, confidence, valid)
+        cpu.splat_scaled_flow_with_cover_and_confidence(flow, length_fraction, confidence, valid)
         if cpu.is_supported(flow)
-        else reference.splat_scaled_flow(flow, length_fraction, confidence, valid)
+        else reference.splat_scaled_flow_with_cover_and_confidence(flow, length_fraction, confidence, valid)
     )

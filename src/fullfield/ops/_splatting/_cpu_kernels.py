@@ -37,7 +37,7 @@ def scatter_longest_vectors(flow, flow_out, valid_out):
 
 
 @_jit
-def fill_unknown_pixels_by_rings(field, valid):
+def fill_unknown_pixels_by_rings_(field, valid):
     """Fill unknown pixels (0) from known ones (1) in place; 2 marks the next ring."""
     height, width = valid.shape
     holes = 0
@@ -93,7 +93,7 @@ def _has_valid_neighbor(valid, y, x):
 
 
 @_jit
-def splat_scaled_vectors(flow, length_fraction, weights, valid, sums_out):
+def splat_scaled_vectors_into_sums(flow, length_fraction, weights, valid, sums_out):
     """Add every known vector to the four pixels around ``length_fraction`` of its length, bilinearly.
 
     ``weights`` holds strength and trust. ``sums_out`` receives strength times u and v, strength, share, and strength
@@ -132,6 +132,9 @@ _mask = types.uint8[:, ::1]
 
 ENTRY_POINTS = {
     "scatter_longest_vectors": (scatter_longest_vectors, types.void(_field, _field, _mask)),
-    "fill_unknown_pixels_by_rings": (fill_unknown_pixels_by_rings, types.void(_field, _mask)),
-    "splat_scaled_vectors": (splat_scaled_vectors, types.void(_field, types.float64, _field, _mask, _field)),
+    "fill_unknown_pixels_by_rings_": (fill_unknown_pixels_by_rings_, types.void(_field, _mask)),
+    "splat_scaled_vectors_into_sums": (
+        splat_scaled_vectors_into_sums,
+        types.void(_field, types.float64, _field, _mask, _field),
+    ),
 }

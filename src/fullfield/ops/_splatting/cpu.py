@@ -21,7 +21,7 @@ def predict_next_flow(flow: Tensor) -> Tensor:
     target = torch.zeros(flow.shape, dtype=torch.float32)
     kernels = _kernels()
     kernels.scatter_longest_vectors(flow.detach().contiguous().numpy(), target.numpy(), valid.numpy())
-    kernels.fill_unknown_pixels_by_rings(target.numpy(), valid.numpy())
+    kernels.fill_unknown_pixels_by_rings_(target.numpy(), valid.numpy())
     return target
 
 
@@ -29,19 +29,19 @@ def fill_unknown_vectors(flow: Tensor, valid: Tensor) -> Tensor:
     """Fill unknown vectors; see :func:`fullfield.ops._splatting.fill_unknown_vectors`."""
     have = valid.to(torch.uint8).contiguous().clone()
     field = torch.where(valid, flow.detach(), 0.0)
-    _kernels().fill_unknown_pixels_by_rings(field.numpy(), have.numpy())
+    _kernels().fill_unknown_pixels_by_rings_(field.numpy(), have.numpy())
     return field
 
 
-def splat_scaled_flow(
+def splat_scaled_flow_with_cover_and_confidence(
     flow: Tensor, length_fraction: float, confidence: Tensor, valid: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Splat a flow; see :func:`fullfield.ops._splatting.splat_scaled_flow`."""
+    """Splat a flow; see :func:`fullfield.ops._splatting.splat_scaled_flow_with_cover_and_confidence`."""
     confidence = confidence.detach().to(torch.float32)
     weights = torch.stack((torch.exp(12 * confidence), confidence))
     sums = torch.zeros(5, *flow.shape[1:], dtype=torch.float32)
     have = valid.to(torch.uint8).contiguous()
-    _kernels().splat_scaled_vectors(
+    _kernels().splat_scaled_vectors_into_sums(
         flow.detach().contiguous().numpy(), float(length_fraction), weights.numpy(), have.numpy(), sums.numpy()
     )
     weight = sums[2].clamp(min=1e-12)

@@ -56,10 +56,10 @@ def fill_unknown_vectors(flow: Tensor, valid: Tensor) -> Tensor:
     return field.view(2, height + 2, stride)[:, 1:-1, 1:-1].contiguous()
 
 
-def splat_scaled_flow(
+def splat_scaled_flow_with_cover_and_confidence(
     flow: Tensor, length_fraction: float, confidence: Tensor, valid: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Splat a flow; see :func:`fullfield.ops._splatting.splat_scaled_flow`."""
+    """Splat a flow; see :func:`fullfield.ops._splatting.splat_scaled_flow_with_cover_and_confidence`."""
     height, width = flow.shape[-2:]
     columns, rows = create_pixel_grid((height, width), flow.device, flow.dtype)
     x, y = columns + length_fraction * flow[0], rows + length_fraction * flow[1]

@@ -21,19 +21,19 @@ from fullfield.ops.correlation._cpu_kernels import (
     _compute_bounding_box,
     _compute_box_row_pitch,
     _compute_tile_origin,
-    _fill_tile_products,
+    _fill_tile_products_and_get_pitch,
     _flat,
     _floats,
     _helper,
     _i,
     _jit,
-    _locate_lane_windows,
+    _locate_lane_windows_and_count_visible,
     _scratch,
     _table,
     _write_taps_to_map,
     compute_bilinear_weights,
     compute_max_box_cells,
-    count_tiles,
+    count_tiles_per_image,
 )
 from fullfield.ops.correlation._cpu_layout import TILE
 from fullfield.ops.correlation._cpu_simd import (
@@ -53,23 +53,23 @@ _NOTHING, _ONE_BOX, _SINGLE = 0, 1, 2
 
 
 @_helper
-def _read_taps_from_map(taps_out, source, b, channel, channels, tile):
+def _read_taps_from_map(taps_out, source, image, first_channel, channel_count, tile):
     """Read a tile of ``source``, the adjoint of ``_write_taps_to_map``; lanes outside the image read zero."""
     height = source.shape[2]
     width = source.shape[3]
     top, left = _compute_tile_origin(tile, width)
     columns = min(TILE_WIDTH, width - left)
     zero = splat(np.float32(0.0))
-    for k in range(channels):
+    for k in range(channel_count):
         store(taps_out, k * LANES, zero)
         for y in range(min(TILE_HEIGHT, height - top)):
             at = k * LANES + y * TILE_WIDTH
             for x in range(columns):
-                taps_out[at + x] = source[b, channel + k, top + y, left + x]
+                taps_out[at + x] = source[image, first_channel + k, top + y, left + x]
 
 
 @_helper
-def _differentiate_taps(cells, offsets, pitch, window_side, fx, fy, grad, slopes_out):
+def _backpropagate_taps_to_fractions(cells, offsets, pitch, window_side, fx, fy, grad, slopes_out):
     """Write the sums over taps of grad * d tap / d x and grad * d tap / d y, 16 lanes each."""
     side = window_side - 1
     left, right, above, below = compute_bilinear_weights(fx, fy)
@@ -113,7 +113,7 @@ def compute_coords_gradients(
     """
     cells, _, _, taps, offsets, lane_x, _, fx, fy = scratch
     positions = (window_side - 1) * (window_side - 1)
-    tiles = count_tiles(coords)
+    tiles = count_tiles_per_image(coords)
     total = np.zeros(2 * LANES, np.float32)
     slopes = np.zeros(2 * LANES, np.float32)
     for index in range(first, last):
@@ -121,7 +121,7 @@ def compute_coords_gradients(
         tile = index % tiles
         total[:] = np.float32(0.0)
         for level in range(levels.shape[0]):
-            pitch = _fill_tile_products(
+            pitch = _fill_tile_products_and_get_pitch(
                 source_features,
                 target_features,
                 levels,
@@ -135,7 +135,7 @@ def compute_coords_gradients(
             )
             if pitch > 0:
                 _read_taps_from_map(taps, grad, b, level * positions, positions, tile)
-                _differentiate_taps(cells, offsets, pitch, window_side, fx, fy, taps, slopes)
+                _backpropagate_taps_to_fractions(cells, offsets, pitch, window_side, fx, fy, taps, slopes)
                 for lane in range(2 * LANES):
                     # a lane that sees nothing keeps its zero, whatever its incoming gradient
                     if lane_x[lane % LANES] > -(1 << 30):
@@ -160,7 +160,7 @@ def compute_dot_gradients(
     """Write the dot products' gradient of tiles [first, last) into slots counted from ``first_stored_tile``."""
     side = window_side - 1
     slot = (compute_max_box_cells(window_side) + 2) * LANES
-    tiles = count_tiles(coords)
+    tiles = count_tiles_per_image(coords)
     _, _, line, taps, offsets, lane_x, lane_y, fx, fy = scratch
     zero = splat(np.float32(0.0))
     for index in range(first, last):
@@ -168,7 +168,7 @@ def compute_dot_gradients(
         tile = index % tiles
         for level in range(levels.shape[0]):
             at = (index - first_stored_tile) * levels.shape[0] + level
-            seen = _locate_lane_windows(
+            seen = _locate_lane_windows_and_count_visible(
                 coords, scales, b, level, tile, window_side,
                 levels[level, 1], levels[level, 2], lane_x, lane_y, fx, fy,
             )  # fmt: skip
@@ -218,12 +218,12 @@ def compute_dot_gradients(
 @_helper
 def _add_box_gradients(
     weights,
-    w,
+    weights_start,
     target_features,
-    p,
+    target_start,
     source_block,
     source_gradient,
-    i1,
+    source_start,
     target_gradient,
     tile_window,
     height,
@@ -234,38 +234,44 @@ def _add_box_gradients(
     xs, xe = _clip_range_to_size(tile_window[1], tile_window[3], width)
     ys, ye = _clip_range_to_size(tile_window[2], tile_window[4], height)
     pitch = tile_window[5] * LANES
-    w += (ys - tile_window[2]) * pitch + (xs - tile_window[1]) * LANES
-    p += (ys * width + xs) * LANES
+    weights_start += (ys - tile_window[2]) * pitch + (xs - tile_window[1]) * LANES
+    target_start += (ys * width + xs) * LANES
     if needs_source_gradient:
         for channel in range(0, LANES, STEP):
             ADD_PRODUCTS_OVER_POSITIONS(
                 weights,
-                w,
+                weights_start,
                 pitch,
                 target_features,
-                p + channel,
+                target_start + channel,
                 width * LANES,
                 xe - xs,
                 ye - ys,
                 source_gradient,
-                i1 + channel * LANES,
+                source_start + channel * LANES,
             )
     if needs_target_gradient:
         for row in range(ye - ys):
             add_products_over_lanes(
-                weights, w + row * pitch, source_block, 0, xe - xs, target_gradient, p + row * width * LANES
+                weights,
+                weights_start + row * pitch,
+                source_block,
+                0,
+                xe - xs,
+                target_gradient,
+                target_start + row * width * LANES,
             )
 
 
 @_helper
 def _add_window_gradients(
     weights,
-    w,
+    weights_start,
     target_features,
-    p,
+    target_start,
     source_block,
     source_gradient,
-    i1,
+    source_start,
     target_gradient,
     tile_window,
     height,
@@ -285,8 +291,8 @@ def _add_window_gradients(
         own = load(source_block, lane * LANES)
         pulled = splat(np.float32(0.0))
         for row in range(ys, ye):
-            cell = p + row * width * LANES
-            at = w + ((row - y) * window_side - x) * LANES + lane
+            cell = target_start + row * width * LANES
+            at = weights_start + ((row - y) * window_side - x) * LANES + lane
             for column in range(xs, xe):
                 weight = splat(weights[at + column * LANES])
                 k = cell + column * LANES
@@ -297,7 +303,7 @@ def _add_window_gradients(
         if needs_source_gradient:
             store(line, 0, pulled)
             for channel in range(LANES):
-                source_gradient[i1 + channel * LANES + lane] += line[channel]
+                source_gradient[source_start + channel * LANES + lane] += line[channel]
 
 
 @_jit

@@ -26,10 +26,10 @@ from fullfield.ops.correlation._cpu_layout import __file__ as _layout_file
 from fullfield.ops.correlation._cpu_layout import compute_max_box_cells as _compute_max_box_cells
 from fullfield.ops.correlation._cpu_simd import (
     MOST,
-    compute_pixel_products,
-    compute_tile_products,
     gather_lanes,
     store_eight_lanes,
+    write_pixel_products,
+    write_tile_products,
 )
 from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
 
@@ -43,7 +43,7 @@ _inlined = create_helper_jit_decorator(CACHE, inline="always")
 
 
 @_helper
-def count_tiles(coords):  # type: ignore[no-untyped-def]
+def count_tiles_per_image(coords):  # type: ignore[no-untyped-def]
     """Return the number of tiles of an image."""
     return ((coords.shape[2] + TILE_HEIGHT - 1) // TILE_HEIGHT) * ((coords.shape[3] + TILE_WIDTH - 1) // TILE_WIDTH)
 
@@ -65,23 +65,45 @@ def compute_bilinear_weights(fx, fy):  # type: ignore[no-untyped-def]
 
 
 @_helper
-def _compute_box_row_products(n, a, i, b, j, stride, channel_blocks, out, o):  # type: ignore[no-untyped-def]
+def _compute_box_row_products(
+    positions, source_features, source_start, target_features, target_start, plane, channel_blocks, out, out_start
+):  # type: ignore[no-untyped-def]
     """Compute one row of a bounding box for all lanes, at most MOST positions at a time."""
-    for column in range(0, n, MOST):
+    for column in range(0, positions, MOST):
         at = column * LANES
-        compute_tile_products(min(n - column, MOST), a, i, b, j + at, stride, channel_blocks, out, o + at)
+        write_tile_products(
+            min(positions - column, MOST),
+            source_features,
+            source_start,
+            target_features,
+            target_start + at,
+            plane,
+            channel_blocks,
+            out,
+            out_start + at,
+        )
 
 
 @_helper
-def _compute_lane_row_products(n, a, b, j, stride, channel_blocks, out):  # type: ignore[no-untyped-def]
+def _compute_lane_row_products(positions, pixel_features, target_features, target_start, plane, channel_blocks, out):  # type: ignore[no-untyped-def]
     """Compute one row of one lane's window, at most MOST positions at a time."""
-    for column in range(0, n, MOST):
-        compute_pixel_products(min(n - column, MOST), a, 0, b, j + column * LANES, stride, channel_blocks, out, column)
+    for column in range(0, positions, MOST):
+        write_pixel_products(
+            min(positions - column, MOST),
+            pixel_features,
+            0,
+            target_features,
+            target_start + column * LANES,
+            plane,
+            channel_blocks,
+            out,
+            column,
+        )
 
 
 @_helper
-def _locate_lane_windows(
-    coords, scales, b, level, tile, window_side, height2, width2, lane_x_out, lane_y_out, fx_out, fy_out
+def _locate_lane_windows_and_count_visible(
+    coords, scales, image, level, tile, window_side, height2, width2, lane_x_out, lane_y_out, fx_out, fy_out
 ):  # type: ignore[no-untyped-def]
     """Write each lane's first column, row and fractions; return the number of lanes that see the map.
 
@@ -100,8 +122,8 @@ def _locate_lane_windows(
         fx_out[lane] = np.float32(0.0)
         fy_out[lane] = np.float32(0.0)
         if y < height1 and x < width1:
-            px = coords[b, 0, y, x] * scales[level]
-            py = coords[b, 1, y, x] * scales[level]
+            px = coords[image, 0, y, x] * scales[level]
+            py = coords[image, 1, y, x] * scales[level]
             # False for NaN, too.
             if -window_side < px < width2 + window_side and -window_side < py < height2 + window_side:
                 ix = int(np.floor(px))
@@ -230,7 +252,7 @@ def _fill_lane_products(
 
 
 @_inlined
-def _fill_window_products(
+def _fill_window_products_and_get_pitch(
     source_features,
     source_start,
     target_features,
@@ -242,12 +264,12 @@ def _fill_window_products(
     window_side,
     lane_x,
     lane_y,
-    pixel,
-    line,
-    offsets,
-    cells,
+    pixel_scratch,
+    line_scratch,
+    offsets_out,
+    cells_out,
 ):  # type: ignore[no-untyped-def]
-    """Fill ``cells`` for one tile and level and return its pitch; lanes that see nothing read zeros."""
+    """Fill ``cells_out`` for one tile and level and return its pitch; lanes that see nothing read zeros."""
     x0, y0, columns, rows = _compute_bounding_box(lane_x, lane_y, window_side)
     pitch = _compute_box_row_pitch(columns)
     dense = rows * pitch <= compute_max_box_cells(window_side)
@@ -265,7 +287,7 @@ def _fill_window_products(
             y0,
             columns,
             rows,
-            cells,
+            cells_out,
         )
     else:
         pitch = window_side
@@ -281,17 +303,17 @@ def _fill_window_products(
             window_side,
             lane_x,
             lane_y,
-            pixel,
-            line,
-            cells,
+            pixel_scratch,
+            line_scratch,
+            cells_out,
         )
     for lane in range(LANES):
         if lane_x[lane] == -(1 << 30):
-            offsets[lane] = (compute_max_box_cells(window_side) + MOST) * LANES + lane
+            offsets_out[lane] = (compute_max_box_cells(window_side) + MOST) * LANES + lane
         elif dense:
-            offsets[lane] = ((lane_y[lane] - y0) * pitch + lane_x[lane] - x0) * LANES + lane
+            offsets_out[lane] = ((lane_y[lane] - y0) * pitch + lane_x[lane] - x0) * LANES + lane
         else:
-            offsets[lane] = lane
+            offsets_out[lane] = lane
     return pitch
 
 
@@ -312,39 +334,41 @@ def _blend_lane_taps(cells, offsets, pitch, window_side, fx, fy, line_scratch, t
 
 
 @_helper
-def _write_taps_to_map(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-def]
+def _write_taps_to_map(taps, out, image, first_channel, channel_count, tile):  # type: ignore[no-untyped-def]
     height = out.shape[2]
     width = out.shape[3]
     top, left = _compute_tile_origin(tile, width)
     columns = min(TILE_WIDTH, width - left)
     by_b, by_channel, by_y, by_x = out.strides
     is_full_row = columns == TILE_WIDTH and by_x == 4
-    for k in range(channels):
+    for k in range(channel_count):
         for y in range(min(TILE_HEIGHT, height - top)):
             at = k * LANES + y * TILE_WIDTH
             if is_full_row:
-                store_eight_lanes(out, b * by_b + (channel + k) * by_channel + (top + y) * by_y + left * by_x, taps, at)
+                store_eight_lanes(
+                    out, image * by_b + (first_channel + k) * by_channel + (top + y) * by_y + left * by_x, taps, at
+                )
                 continue
             for x in range(columns):
-                out[b, channel + k, top + y, left + x] = taps[at + x]
+                out[image, first_channel + k, top + y, left + x] = taps[at + x]
 
 
 @_inlined
-def _fill_tile_products(
+def _fill_tile_products_and_get_pitch(
     source_features, target_features, levels, scales, coords, window_side, channel_blocks, index, level, scratch
 ):  # type: ignore[no-untyped-def]
     """Fill the cells of the scratch arrays for one tile and level; return their pitch, 0 if no lane sees the map."""
     cells, pixel, line, _, offsets, lane_x, lane_y, fx, fy = scratch
-    tiles = count_tiles(coords)
+    tiles = count_tiles_per_image(coords)
     b = index // tiles
     height = levels[level, 1]
     width = levels[level, 2]
-    seen = _locate_lane_windows(
+    seen = _locate_lane_windows_and_count_visible(
         coords, scales, b, level, index % tiles, window_side, height, width, lane_x, lane_y, fx, fy
     )
     pitch = 0
     if seen > 0:
-        pitch = _fill_window_products(
+        pitch = _fill_window_products_and_get_pitch(
             source_features,
             index * channel_blocks * _BLOCK,
             target_features,
@@ -374,11 +398,11 @@ def lookup_tiles(
     """
     cells, _, line, taps, offsets, _, _, fx, fy = scratch
     positions = (window_side - 1) * (window_side - 1)
-    tiles = count_tiles(coords)
+    tiles = count_tiles_per_image(coords)
     zero = splat(np.float32(0.0))
     for index in range(first, last):
         for level in range(levels.shape[0]):
-            pitch = _fill_tile_products(
+            pitch = _fill_tile_products_and_get_pitch(
                 source_features,
                 target_features,
                 levels,

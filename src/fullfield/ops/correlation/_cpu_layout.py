@@ -7,6 +7,6 @@ LARGEST_RADIUS = 8
 LARGEST_BOX = 3.5
 
 
-def compute_max_box_cells(window: int) -> int:
+def compute_max_box_cells(window_side: int) -> int:
     """Return the largest bounding box of windows, in cells, that is computed as one product."""
-    return int(LARGEST_BOX * window * window)
+    return int(LARGEST_BOX * window_side * window_side)

@@ -43,28 +43,28 @@ MOST = 24 if WIDE else 6
 WIDTHS = tuple(range(2, MOST + 1, 2))
 
 
-def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+def _emit_multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.fadd(builder.fmul(a, b, flags=_FLAGS), c, flags=_FLAGS)
 
 
-def _sum_lanes(builder: Any, vector: Any) -> Any:
+def _emit_lane_sum(builder: Any, vector: Any) -> Any:
     kind = ir.FunctionType(FLOAT, [FLOAT, VECTOR])
     reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f32")
     return builder.call(reduce, [ir.Constant(FLOAT, 0.0), vector], fastmath=_REORDER)
 
 
-def _allocate_zeroed_cells(builder: Any, count: int) -> list[Any]:
+def _emit_zeroed_cells(builder: Any, count: int) -> list[Any]:
     cells = [cgutils.alloca_once(builder, VECTOR) for _ in range(count)]
     for cell in cells:
         builder.store(create_vector_constant(0.0), cell)
     return cells
 
 
-def _add_product_to_cell(builder: Any, cell: Any, a: Any, b: Any) -> None:
-    builder.store(_multiply_add(builder, a, b, builder.load(cell)), cell)
+def _emit_add_product_to_cell(builder: Any, cell: Any, a: Any, b: Any) -> None:
+    builder.store(_emit_multiply_add(builder, a, b, builder.load(cell)), cell)
 
 
-def _add_vectors_to_totals(builder: Any, totals: list[Any], cells: list[Any]) -> None:
+def _emit_add_vectors_to_totals(builder: Any, totals: list[Any], cells: list[Any]) -> None:
     for total, cell in zip(totals, cells, strict=True):
         builder.store(builder.fadd(builder.load(total), builder.load(cell), flags=_FLAGS), total)
 
@@ -74,7 +74,7 @@ def gather_lanes(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
     """Gather ``array[offsets[lane] + shift]`` for 16 lanes; ``offsets`` is an int32 array of 16."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointers = _build_lane_pointers(context, builder, sig, args)
+        pointers = _emit_lane_pointers(context, builder, sig, args)
         name = "llvm.masked.gather.v16f32.v16p0"
         kind = ir.FunctionType(VECTOR, [_POINTERS, ir.IntType(32), _MASK, VECTOR])
         function = cgutils.get_or_insert_function(builder.module, kind, name)
@@ -85,7 +85,7 @@ def gather_lanes(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
     return float32x16(array, offsets, types.intp), codegen
 
 
-def _build_lane_pointers(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _emit_lane_pointers(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     base = emit_array_pointer(context, builder, sig, args, 0, args[2])
     at = emit_array_pointer(context, builder, sig, args, 1, create_index_constant(0))
     return builder.gep(emit_splat(builder, base), [emit_unaligned_load(builder, at, kind=INTEGERS)], source_etype=FLOAT)
@@ -98,20 +98,22 @@ def _emit_switch_by_even_width(builder: Any, count: Any, emit_case: Callable[[in
 
 
 @intrinsic
-def compute_tile_products(
-    typingctx: Any, n: Any, tile: Any, t: Any, planes: Any, p: Any, stride: Any, blocks: Any, out: Any, o: Any
-) -> Any:
-    """Set ``out[o + 16 q + lane]`` to the channels' sum of ``tile[t + 16 c + lane] * planes[position q, channel c]``.
+def write_tile_products(
+    typingctx: Any, position_count: Any, tile: Any, tile_start: Any, planes: Any, plane_start: Any,
+    plane_stride: Any, plane_count: Any, out: Any, out_start: Any,
+) -> Any:  # fmt: skip
+    """Set ``out[out_start + 16 q + lane]`` to the sum over channels c of the products of two features.
 
-    For the n <= MOST positions that follow element p of the first plane; ``blocks`` planes, ``stride`` elements
-    apart. Reads and writes one position more where n is odd.
+    They are ``tile[tile_start + 16 c + lane]`` and that of position q in the planes, for the positions (at most MOST)
+    that follow element ``plane_start`` of the first plane; the planes are ``plane_stride`` elements apart. Reads and
+    writes one position more where ``position_count`` is odd.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         a, b, c = (emit_array_pointer(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
-            cells = _allocate_zeroed_cells(builder, width)
+            cells = _emit_zeroed_cells(builder, width)
             with cgutils.for_range(builder, args[6]) as outer:
                 operand = builder.gep(b, [builder.mul(outer.index, args[5])])
                 left = builder.gep(a, [builder.mul(outer.index, create_index_constant(LANES * LANES))])
@@ -124,7 +126,7 @@ def compute_tile_products(
                         row = builder.gep(operand, [channel])
                         for position, cell in enumerate(cells):
                             value = builder.load(builder.gep(row, [create_index_constant(position * LANES)]))
-                            _add_product_to_cell(builder, cell, pixels, emit_splat(builder, value))
+                            _emit_add_product_to_cell(builder, cell, pixels, emit_splat(builder, value))
             for position, cell in enumerate(cells):
                 emit_unaligned_store(builder, builder.load(cell), c, create_index_constant(position * LANES))
 
@@ -136,21 +138,22 @@ def compute_tile_products(
 
 
 @intrinsic
-def compute_pixel_products(
-    typingctx: Any, n: Any, pixel: Any, t: Any, planes: Any, p: Any, stride: Any, blocks: Any, out: Any, o: Any
-) -> Any:
-    """Set ``out[o + q]`` to the sum over channels of ``pixel[t + c] * planes[position q, channel c]``."""
+def write_pixel_products(
+    typingctx: Any, position_count: Any, pixel: Any, pixel_start: Any, planes: Any, plane_start: Any,
+    plane_stride: Any, plane_count: Any, out: Any, out_start: Any,
+) -> Any:  # fmt: skip
+    """Set ``out[out_start + q]`` to the sum over c of ``pixel[pixel_start + c] * planes[position q, channel c]``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         a, b, c = (emit_array_pointer(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
-            cells = _allocate_zeroed_cells(builder, width)
+            cells = _emit_zeroed_cells(builder, width)
             with cgutils.for_range(builder, args[6]) as loop:
                 operand = builder.gep(b, [builder.mul(loop.index, args[5])])
                 channels = emit_unaligned_load(builder, a, builder.mul(loop.index, create_index_constant(LANES)))
                 for position, cell in enumerate(cells):
-                    _add_product_to_cell(
+                    _emit_add_product_to_cell(
                         builder,
                         cell,
                         channels,
@@ -158,7 +161,7 @@ def compute_pixel_products(
                     )
             for position, cell in enumerate(cells):
                 builder.store(
-                    _sum_lanes(builder, builder.load(cell)), builder.gep(c, [create_index_constant(position)])
+                    _emit_lane_sum(builder, builder.load(cell)), builder.gep(c, [create_index_constant(position)])
                 )
 
         _emit_switch_by_even_width(builder, args[0], emit)
@@ -191,7 +194,7 @@ def scatter_lanes(typingctx: Any, array: Any, offsets: Any, shift: Any, value: A
     """Set ``array[offsets[lane] + shift] = value[lane]`` for 16 lanes with distinct offsets."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointers = _build_lane_pointers(context, builder, sig, args)
+        pointers = _emit_lane_pointers(context, builder, sig, args)
         kind = ir.FunctionType(ir.VoidType(), [VECTOR, _POINTERS, ir.IntType(32), _MASK])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.masked.scatter.v16f32.v16p0")
         all_lanes = ir.Constant(_MASK, [1] * LANES)
@@ -201,34 +204,34 @@ def scatter_lanes(typingctx: Any, array: Any, offsets: Any, shift: Any, value: A
     return types.void(array, offsets, types.intp, float32x16), codegen
 
 
-def _build_add_products_intrinsic(width: int) -> Callable[..., None]:
+def _build_add_products_intrinsic(channel_count: int) -> Callable[..., None]:
     @intrinsic
     def add_products_over_positions(
-        typingctx: Any, taps: Any, t: Any, pitch: Any, planes: Any, p: Any, stride: Any, count: Any, rows: Any,
-        out: Any, o: Any,
+        typingctx: Any, taps: Any, taps_start: Any, taps_pitch: Any, planes: Any, plane_start: Any,
+        row_stride: Any, count: Any, rows: Any, out: Any, out_start: Any,
     ) -> Any:  # fmt: skip
-        """Add products of 16 pixels with ``width`` channels, summed over rows and positions.
+        """Add products of 16 pixels with ``channel_count`` channels, summed over rows and positions.
 
-        ``out[o + 16 c + lane]`` += the sum over r < rows, q < count of ``taps[t + r pitch + 16 q + lane] *
-        planes[position q, channel c]``, for channels from element p + r stride of a plane. Every row is summed
-        separately, then the rows.
+        ``out[out_start + 16 c + lane]`` += the sum over r < rows, q < count of ``taps[taps_start + r taps_pitch + 16 q
+        + lane] * planes[position q, channel c]``, for channels from element ``plane_start + r row_stride`` of a plane.
+        Every row is summed separately, then the rows.
         """
 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             a, b, c = (emit_array_pointer(context, builder, sig, args, which) for which in (0, 3, 8))
-            totals = _allocate_zeroed_cells(builder, width)
+            totals = _emit_zeroed_cells(builder, channel_count)
             with cgutils.for_range(builder, args[7]) as outer:
                 left = builder.gep(a, [builder.mul(outer.index, args[2])])
                 right = builder.gep(b, [builder.mul(outer.index, args[5])])
-                cells = _allocate_zeroed_cells(builder, width)
+                cells = _emit_zeroed_cells(builder, channel_count)
                 with cgutils.for_range(builder, args[6]) as inner:
                     offset = builder.mul(inner.index, create_index_constant(LANES))
                     pixels = emit_unaligned_load(builder, left, offset)
                     row = builder.gep(right, [offset])
                     for channel, cell in enumerate(cells):
                         value = builder.load(builder.gep(row, [create_index_constant(channel)]))
-                        _add_product_to_cell(builder, cell, pixels, emit_splat(builder, value))
-                _add_vectors_to_totals(builder, totals, cells)
+                        _emit_add_product_to_cell(builder, cell, pixels, emit_splat(builder, value))
+                _emit_add_vectors_to_totals(builder, totals, cells)
             for channel, cell in enumerate(totals):
                 at = create_index_constant(channel * LANES)
                 emit_unaligned_store(
@@ -243,8 +246,13 @@ def _build_add_products_intrinsic(width: int) -> Callable[..., None]:
 
 
 @intrinsic
-def add_products_over_lanes(typingctx: Any, taps: Any, t: Any, block: Any, k: Any, count: Any, out: Any, o: Any) -> Any:
-    """Add the lanes' sum of ``taps[t + 16 q + lane] * block[k + 16 lane + c]`` to ``out[o + 16 q + c]``, q < count."""
+def add_products_over_lanes(
+    typingctx: Any, taps: Any, taps_start: Any, block: Any, block_start: Any, count: Any, out: Any, out_start: Any
+) -> Any:
+    """Add products, summed over lanes, to ``out[out_start + 16 q + c]`` for q < count and every channel c.
+
+    They are ``taps[taps_start + 16 q + lane] * block[block_start + 16 lane + c]``.
+    """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         a, b, c = (emit_array_pointer(context, builder, sig, args, which) for which in (0, 2, 5))
@@ -255,7 +263,7 @@ def add_products_over_lanes(typingctx: Any, taps: Any, t: Any, block: Any, k: An
             sums = [emit_unaligned_load(builder, c, offset), create_vector_constant(0.0)]
             for lane, channels in enumerate(pixels):
                 value = emit_splat(builder, builder.load(builder.gep(row, [create_index_constant(lane)])))
-                sums[lane % 2] = _multiply_add(builder, value, channels, sums[lane % 2])
+                sums[lane % 2] = _emit_multiply_add(builder, value, channels, sums[lane % 2])
             emit_unaligned_store(builder, builder.fadd(*sums, flags=_FLAGS), c, offset)
         return context.get_dummy_value()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops._operators import forbid_second_derivative, register_operator
+from fullfield.ops._operators import register_operator, wrap_to_forbid_second_derivative
 from fullfield.ops.correlation.prepared import (
     NAME,
     PreparedLookups,
@@ -32,11 +32,11 @@ from fullfield.ops.correlation.protocol import (
     build_lookup_request,
     check_coords,
     check_features,
+    check_format_and_is_channels_last,
     check_levels_and_radius,
-    choose_output_dtype,
+    check_or_choose_output_dtype,
     compute_level_sizes,
-    is_channels_last,
-    list_feature_map_sizes,
+    list_batch_channels_and_map_sizes,
 )
 
 
@@ -44,7 +44,7 @@ def _build_request_and_choose_backend(
     fmap1: Tensor, fmap2_levels: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
 ) -> tuple[LookupRequest, str]:
     """Return the request and the backend's name."""
-    shape = list_feature_map_sizes(fmap1, fmap2_levels, levels)
+    shape = list_batch_channels_and_map_sizes(fmap1, fmap2_levels, levels)
     request = build_lookup_request(shape, len(fmap2_levels) == 1, radius, precision, grad, fmap1.dtype, fmap1.device)
     return request, LOOKUPS.choose(backend, request)
 
@@ -84,7 +84,9 @@ def _look_up_correlation_fake(
     return torch.empty(size, dtype=out_dtype, device=coords.device, memory_format=layout)
 
 
-def _compute_gradients(grad_out: Tensor, coords: Tensor, state: list[Tensor], *options: Any) -> list[Tensor]:
+def _compute_requested_gradients_or_empty(
+    grad_out: Tensor, coords: Tensor, state: list[Tensor], *options: Any
+) -> list[Tensor]:
     """Return the gradients of fmap1, the maps and coords; empty where not requested."""
     shape, pooled, radius, backend, precision, dtype, (first, second, third) = options
     restored = _rebuild_prepared_pair(coords, state, shape, pooled, radius, backend, precision, True, dtype)
@@ -103,7 +105,9 @@ def _compute_gradients(grad_out: Tensor, coords: Tensor, state: list[Tensor], *o
     return [empty(0) if g is None else g.contiguous() for g in (one, *rest, grad_coords)]
 
 
-def _compute_gradients_fake(_grad_out: Tensor, coords: Tensor, _state: list[Tensor], *options: Any) -> list[Tensor]:
+def _compute_requested_gradients_fake(
+    _grad_out: Tensor, coords: Tensor, _state: list[Tensor], *options: Any
+) -> list[Tensor]:
     shape, pooled, *_, dtype, requested = options
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     sizes = [(shape[4 + 2 * i], shape[5 + 2 * i]) for i in range(_count_fmap2_inputs(shape, pooled))]
@@ -144,7 +148,7 @@ def _backpropagate(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
         each = zip(grads, ctx.carriers, (first, *second), strict=True)
         gradients = [grad.to(dtype) if is_requested else None for grad, dtype, is_requested in each]
         gradients.append(grad_coords if third else None)
-    one, *grad_maps, grad_coords = forbid_second_derivative(NAME, gradients, (grad_out, coords, link))
+    one, *grad_maps, grad_coords = wrap_to_forbid_second_derivative(NAME, gradients, (grad_out, coords, link))
     return one, grad_maps, None, grad_coords, [None] * len(state), *(None,) * 9
 
 
@@ -165,7 +169,7 @@ register_operator(
 register_operator(
     "correlation_lookup_backward(Tensor grad_out, Tensor coords, Tensor[] state, SymInt[] shape, bool pooled, "
     "int radius, str? backend, str precision, ScalarType dtype, bool[] requested) -> Tensor[]",
-    _compute_gradients, _compute_gradients_fake,
+    _compute_requested_gradients_or_empty, _compute_requested_gradients_fake,
 )  # fmt: skip
 
 
@@ -250,7 +254,7 @@ def correlation_lookup(
     check_levels_and_radius(len(fmap2_levels), radius)
     check_features(fmap1, fmap2_levels, [f"fmap2_levels[{level}]" for level in range(len(fmap2_levels))])
     check_coords(coords, fmap1.shape[0], (fmap1.shape[2], fmap1.shape[3]), fmap1.dtype, fmap1.device)
-    dtype = choose_output_dtype(out_dtype, fmap1.dtype)
-    channels_last = is_channels_last(memory_format)
+    dtype = check_or_choose_output_dtype(out_dtype, fmap1.dtype)
+    channels_last = check_format_and_is_channels_last(memory_format)
     lookups = PreparedLookups(fmap1, list(fmap2_levels), len(fmap2_levels), radius, backend)
     return lookups.lookup(coords, dtype, channels_last)

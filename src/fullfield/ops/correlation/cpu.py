@@ -97,19 +97,22 @@ _kernels = KernelModule(f"{__package__}._cpu_kernels", "correlation kernels")
 _backward_kernels = KernelModule(f"{__package__}._cpu_backward_kernels", "kernels of the correlation's gradients")
 
 
-def _allocate_scratch(window: int, blocks: int) -> tuple[NDArray[Any], ...]:
+def _allocate_scratch(window_side: int, channel_blocks: int) -> tuple[NDArray[Any], ...]:
     """Return buffers for cells, channels, a line and taps, and each lane's gather offset, window and fractions."""
     from fullfield.ops.correlation._cpu_simd import MOST
 
     floats = (
-        2 * compute_max_box_cells(window) + 2 * MOST, blocks, max(2 * LARGEST_RADIUS + 3, MOST), (window - 1) ** 2
-    )  # fmt: skip
+        2 * compute_max_box_cells(window_side) + 2 * MOST,
+        channel_blocks,
+        max(2 * LARGEST_RADIUS + 3, MOST),
+        (window_side - 1) ** 2,
+    )
     cells, pixel, line, taps = (np.zeros(vectors * LANES, np.float32) for vectors in floats)
     integers = (np.zeros(LANES, dtype) for dtype in (np.int32, np.int64, np.int64))
     return cells, pixel, line, taps, *integers, np.zeros(LANES, np.float32), np.zeros(LANES, np.float32)
 
 
-def _as_float_array(tensor: Tensor) -> NDArray[np.float32]:
+def _convert_to_float32_array(tensor: Tensor) -> NDArray[np.float32]:
     array: NDArray[np.float32] = tensor.detach().to(torch.float32).numpy()
     return array
 
@@ -133,14 +136,16 @@ class CpuPair(PreparedPair):
         self._window = 2 * request.radius + 2
         self._tiles = _count_tile_rows_and_columns(request)[0] * _count_tile_rows_and_columns(request)[1]
 
-    def _run_kernel_over_tiles(self, kernel: Callable[..., None], coords: Tensor, out: Tensor, *extra: Any) -> None:
+    def _run_kernel_on_tiles_in_threads(
+        self, kernel: Callable[..., None], coords: Tensor, out: Tensor, *extra: Any
+    ) -> None:
         r = self.request
         arrays = (
-            _as_float_array(self.state[0]),
-            _as_float_array(self.state[1]),
+            _convert_to_float32_array(self.state[0]),
+            _convert_to_float32_array(self.state[1]),
             self._levels,
             self._scales,
-            _as_float_array(coords),
+            _convert_to_float32_array(coords),
         )
         sizes = self._window, _count_channel_blocks(r)
 
@@ -153,7 +158,7 @@ class CpuPair(PreparedPair):
         """Look up as :class:`PreparedPair` describes."""
         out = allocate_lookup_output(self.request, self.state[0], torch.float32, channels_last)
         if out.numel():
-            self._run_kernel_over_tiles(_kernels().lookup_tiles, coords, out)
+            self._run_kernel_on_tiles_in_threads(_kernels().lookup_tiles, coords, out)
         return out.to(out_dtype)
 
     def backward(
@@ -161,24 +166,24 @@ class CpuPair(PreparedPair):
     ) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         if any(grads.requested):
-            self._accumulate_gradients(grad_out, coords, grads)
+            self._add_feature_gradients(grad_out, coords, grads)
         if not needs_coords_grad:
             return None
         out = torch.zeros(coords.shape, dtype=torch.float32)
         if out.numel():
-            self._run_kernel_over_tiles(
-                _backward_kernels().compute_coords_gradients, coords, out, _as_float_array(grad_out)
+            self._run_kernel_on_tiles_in_threads(
+                _backward_kernels().compute_coords_gradients, coords, out, _convert_to_float32_array(grad_out)
             )
         return out.to(coords.dtype)
 
-    def _accumulate_gradients(self, grad_out: Tensor, coords: Tensor, grads: GradientAccumulators) -> None:
+    def _add_feature_gradients(self, grad_out: Tensor, coords: Tensor, grads: GradientAccumulators) -> None:
         kernels = _backward_kernels()
         r = self.request
         blocks, total = _count_channel_blocks(r), r.batch * self._tiles
         chunk = min(_CHUNK, total)
         notes = np.empty((chunk * r.levels, kernels.NOTES), np.int64)
         weights = np.empty(chunk * r.levels * (compute_max_box_cells(self._window) + 2) * LANES, np.float32)
-        f1, f2, xy, grad = (_as_float_array(t) for t in (*self.state, coords, grad_out))
+        f1, f2, xy, grad = (_convert_to_float32_array(t) for t in (*self.state, coords, grad_out))
         nothing = np.empty(0, np.float32)
         grad1 = nothing if grads.fmap1 is None else grads.fmap1.numpy()
         grad2 = nothing if grads.levels is None else grads.levels[0].numpy()

@@ -94,9 +94,9 @@ class DensePair(in_pytorch.PreparedPairInPyTorch):
     def finish_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         """Multiply the volumes' gradients with the features."""
         with disable_autocast_and_grad(self.request.device):
-            return self._multiply_gradients(grads)
+            return self._multiply_volume_gradients_with_features(grads)
 
-    def _multiply_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
+    def _multiply_volume_gradients_with_features(self, grads: GradientAccumulators) -> GradientAccumulators:
         r = self.request
         volumes = self._check_and_get_volume_gradients(grads)
         source, *targets = (f.to(r.accumulate_dtype) / r.channels**0.25 for f in self.state[r.levels :])

@@ -47,7 +47,7 @@ def locate_pixel_windows(
     return PixelWindows(first[:, 0], first[:, 1], fraction[:, 0], fraction[:, 1])
 
 
-def list_window_positions(
+def list_clamped_positions_and_mark_inside(
     window: PixelWindows, size: tuple[int, int], radius: int
 ) -> tuple[Tensor, Tensor, Tensor]:  # x, y, inside: each [n, K, K], rows slow
     """Return the positions of all cells, clamped into the map, and whether they were inside."""
@@ -125,32 +125,34 @@ class PreparedPairInPyTorch(PreparedPair):
 
     def count_pixels_per_chunk(self) -> int:
         """Return the number of source pixels at a time."""
-        return self.pixels
+        return self.pixel_count
 
     @property
-    def pixels(self) -> int:
+    def pixel_count(self) -> int:
         """Number of source pixels of the whole batch."""
         return self.request.batch * self.request.size1[0] * self.request.size1[1]
 
-    def _iterate_chunks(self, coords: Tensor) -> Iterator[tuple[int, slice, PixelWindows, Tensor, Tensor, Tensor]]:
+    def _iterate_level_chunks_with_windows(
+        self, coords: Tensor
+    ) -> Iterator[tuple[int, slice, PixelWindows, Tensor, Tensor, Tensor]]:
         r = self.request
         flat = coords.detach().permute(0, 2, 3, 1).reshape(-1, 2)
         step = max(1, self.count_pixels_per_chunk())
         for level, size in enumerate(r.sizes2):
             if size[0] == 0 or size[1] == 0:
                 continue
-            for start in range(0, self.pixels, step):
-                pixels = slice(start, min(start + step, self.pixels))
+            for start in range(0, self.pixel_count, step):
+                pixels = slice(start, min(start + step, self.pixel_count))
                 window = locate_pixel_windows(flat[pixels], level, size, r.radius)
-                yield level, pixels, window, *list_window_positions(window, size, r.radius)
+                yield level, pixels, window, *list_clamped_positions_and_mark_inside(window, size, r.radius)
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """Look up, a chunk of pixels at a time."""
         r = self.request
         taps = r.side**2
-        out = coords.new_zeros((self.pixels, r.out_channels), dtype=out_dtype)
+        out = coords.new_zeros((self.pixel_count, r.out_channels), dtype=out_dtype)
         with disable_autocast_and_grad(coords.device):
-            for level, pixels, window, x, y, inside in self._iterate_chunks(coords):
+            for level, pixels, window, x, y, inside in self._iterate_level_chunks_with_windows(coords):
                 dots = torch.where(inside, self.compute_scaled_dot_products(level, pixels, x, y, inside), 0.0)
                 out[pixels, level * taps : (level + 1) * taps] = blend_products_bilinearly(dots, window).to(out_dtype)
             result = out.view(r.batch, *r.size1, r.out_channels).permute(0, 3, 1, 2)
@@ -161,16 +163,16 @@ class PreparedPairInPyTorch(PreparedPair):
     ) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         with disable_autocast_and_grad(coords.device):
-            return self._add_gradients(grad_out, coords, grads, needs_coords_grad)
+            return self._add_feature_and_get_coords_gradients(grad_out, coords, grads, needs_coords_grad)
 
-    def _add_gradients(
+    def _add_feature_and_get_coords_gradients(
         self, grad_out: Tensor, coords: Tensor, grads: GradientAccumulators, needs_coords_grad: bool
     ) -> Tensor | None:
         r = self.request
         taps = r.side**2
-        flat = grad_out.permute(0, 2, 3, 1).reshape(self.pixels, r.out_channels)
-        grad_coords = coords.new_zeros((self.pixels, 2)) if needs_coords_grad else None
-        for level, pixels, window, x, y, inside in self._iterate_chunks(coords):
+        flat = grad_out.permute(0, 2, 3, 1).reshape(self.pixel_count, r.out_channels)
+        grad_coords = coords.new_zeros((self.pixel_count, 2)) if needs_coords_grad else None
+        for level, pixels, window, x, y, inside in self._iterate_level_chunks_with_windows(coords):
             grad = flat[pixels, level * taps : (level + 1) * taps].to(r.accumulate_dtype)
             grad = torch.where(inside.flatten(1).any(1, keepdim=True), grad, 0.0)
             if any(grads.requested):

@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield.ops._launching import is_traced, raw_stream
-from fullfield.ops._operators import forbid_second_derivative, get_apply_without_functorch
+from fullfield.ops._operators import get_apply_without_functorch, wrap_to_forbid_second_derivative
 from fullfield.ops.correlation.protocol import (
     LOOKUPS,
     GradientAccumulators,
     LookupRequest,
     PreparedPair,
     build_lookup_request,
-    list_feature_map_sizes,
+    list_batch_channels_and_map_sizes,
 )
 
 
@@ -41,7 +41,7 @@ def pool_pyramid_levels(fmap2: Tensor, levels: int) -> tuple[Tensor, ...]:
     return tuple(pyramid)
 
 
-def sum_level_gradients_to_finest(grads: Sequence[Tensor]) -> Tensor:
+def add_level_gradients_to_finest_(grads: Sequence[Tensor]) -> Tensor:
     """Return the finest map's gradient, the adjoint of :func:`pool_pyramid_levels`; changes ``grads``."""
     for finer, coarser in zip(reversed(grads[:-1]), reversed(grads[1:]), strict=True):
         height, width = coarser.shape[-2:]
@@ -74,7 +74,7 @@ def finish_feature_gradients(
     sums = prepared.finish_gradients(grads)
     if sums.levels is None:
         return sums.fmap1, [None] * (1 if request.pooled else request.levels)
-    return sums.fmap1, [sum_level_gradients_to_finest(sums.levels)] if request.pooled else list(sums.levels)
+    return sums.fmap1, [add_level_gradients_to_finest_(sums.levels)] if request.pooled else list(sums.levels)
 
 
 class PairWithAccumulators:
@@ -96,7 +96,7 @@ class PairWithAccumulators:
     def get_or_allocate_accumulators(self) -> GradientAccumulators:
         """Return the accumulators of the present backward pass."""
         task = torch._C._current_graph_task_id()
-        stream = self._get_current_stream()
+        stream = self._get_current_stream_handle()
         entry = self._open.get(task)
         if entry is None:
             grads = self.prepared.allocate_accumulators(*self._requested)
@@ -106,25 +106,25 @@ class PairWithAccumulators:
             grads, last = entry
             if last == stream:
                 return grads
-            self._wait_for_stream(last)  # lookups of one pair on several streams add to the same memory
+            self._make_current_stream_wait_for(last)  # lookups of one pair on several streams add to the same memory
         self._open[task] = (grads, stream)
         return grads
 
-    def _discard_accumulators(self, task: int) -> None:
-        self._open.pop(task, None)
+    def _discard_accumulators(self, task_id: int) -> None:
+        self._open.pop(task_id, None)
 
-    def pop_accumulators(self) -> GradientAccumulators | None:
+    def pop_accumulators_or_none(self) -> GradientAccumulators | None:
         """Take what the present pass accumulated, if anything."""
         grads, last = self._open.pop(torch._C._current_graph_task_id(), (None, 0))
-        if grads is not None and last != self._get_current_stream():
-            self._wait_for_stream(last)
+        if grads is not None and last != self._get_current_stream_handle():
+            self._make_current_stream_wait_for(last)
         return grads
 
-    def _get_current_stream(self) -> int:
+    def _get_current_stream_handle(self) -> int:
         """Return the current stream's handle, 0 on devices other than CUDA."""
         return 0 if self._device is None else raw_stream(self._index)
 
-    def _wait_for_stream(self, stream: int) -> None:
+    def _make_current_stream_wait_for(self, stream: int) -> None:
         """Make the current stream wait for the work that ``stream`` has received so far."""
         # The default stream's handle is 0, of which ExternalStream makes a new stream.
         other = (
@@ -149,14 +149,14 @@ class PrepareNode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, inputs: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of both maps."""
-        grads = ctx.pair.pop_accumulators()
+        grads = ctx.pair.pop_accumulators_or_none()
         if grads is None:
             return (None,) * (1 + len(ctx.dtypes))
         with torch.no_grad():
             first, rest = finish_feature_gradients(ctx.pair.prepared, grads)
             both = zip((first, *rest), ctx.dtypes, strict=True)
             gradients = [None if grad is None else grad.to(dtype) for grad, dtype in both]
-        return None, *forbid_second_derivative(NAME, gradients, (inputs,))
+        return None, *wrap_to_forbid_second_derivative(NAME, gradients, (inputs,))
 
 
 class LookupNode(torch.autograd.Function):
@@ -196,7 +196,7 @@ class LookupNode(torch.autograd.Function):
         to_features = preparation.detach() if ctx.needs_input_grad[1] else None
         return (
             None,
-            *forbid_second_derivative(NAME, (to_features, grad_coords), (grad, coords, preparation)),
+            *wrap_to_forbid_second_derivative(NAME, (to_features, grad_coords), (grad, coords, preparation)),
             None,
             None,
         )
@@ -230,7 +230,7 @@ class PreparedLookups:
     ) -> None:
         requested = (fmap1.requires_grad, any(m.requires_grad for m in fmap2_levels))
         grad = torch.is_grad_enabled() and any(requested)
-        self._shape = list_feature_map_sizes(fmap1, fmap2_levels, levels)
+        self._shape = list_batch_channels_and_map_sizes(fmap1, fmap2_levels, levels)
         # A state made at one precision is not to be read at another.
         precision = _get_matmul_precision()
         carriers = fmap1, list(fmap2_levels)

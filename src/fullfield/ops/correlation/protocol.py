@@ -95,7 +95,7 @@ def compute_level_sizes(height: int, width: int, levels: int) -> tuple[tuple[int
     return tuple((height // 2**level, width // 2**level) for level in range(levels))
 
 
-def list_feature_map_sizes(fmap1: Tensor, fmap2_levels: Sequence[Tensor], levels: int) -> list[int]:
+def list_batch_channels_and_map_sizes(fmap1: Tensor, fmap2_levels: Sequence[Tensor], levels: int) -> list[int]:
     """Return B, C, H1, W1, then H2, W2 of every level; ``fmap2_levels`` are all levels, or the finest alone."""
     pooled = len(fmap2_levels) == 1
     sizes = (
@@ -115,7 +115,7 @@ def build_lookup_request(
     dtype: torch.dtype,
     device: torch.device,
 ) -> LookupRequest:
-    """Return the request for checked features of sizes ``shape``, in the order of :func:`list_feature_map_sizes`."""
+    """Return the request for checked features; ``shape``: see :func:`list_batch_channels_and_map_sizes`."""
     return LookupRequest(
         batch=shape[0],
         channels=shape[1],
@@ -174,7 +174,7 @@ def check_coords(coords: Tensor, batch: int, size1: tuple[int, int], dtype: torc
     _check_tensor(coords, "coords", (batch, 2, *size1), allowed, device)
 
 
-def choose_output_dtype(out_dtype: torch.dtype | None, features: torch.dtype) -> torch.dtype:
+def check_or_choose_output_dtype(out_dtype: torch.dtype | None, features: torch.dtype) -> torch.dtype:
     """Return the result's dtype: as requested, else float32 (float64 for float64 features)."""
     if out_dtype is None:
         return torch.float64 if features == torch.float64 else torch.float32
@@ -182,7 +182,7 @@ def choose_output_dtype(out_dtype: torch.dtype | None, features: torch.dtype) ->
     return out_dtype
 
 
-def is_channels_last(memory_format: torch.memory_format) -> bool:
+def check_format_and_is_channels_last(memory_format: torch.memory_format) -> bool:
     """Return whether a result is channels-last."""
     _check.check_choice(memory_format, "memory_format", (torch.contiguous_format, torch.channels_last))
     return memory_format == torch.channels_last

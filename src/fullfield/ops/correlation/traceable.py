@@ -14,7 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops.correlation.in_pytorch import blend_products_bilinearly, list_window_positions, locate_pixel_windows
+from fullfield.ops.correlation.in_pytorch import (
+    blend_products_bilinearly,
+    list_clamped_positions_and_mark_inside,
+    locate_pixel_windows,
+)
 from fullfield.ops.correlation.protocol import compute_level_sizes
 
 FORMS = ("linear", "dense")
@@ -72,12 +76,12 @@ def compute_traceable_lookup(
             taps.append(flat.new_zeros(flat.shape[0], (2 * radius + 1) ** 2))
             continue
         window = locate_pixel_windows(flat, level, size, radius)
-        x, y, inside = list_window_positions(window, size, radius)
+        x, y, inside = list_clamped_positions_and_mark_inside(window, size, radius)
         positions = y * size[1] + x
         if variant == "linear":
             first = torch.arange(batch, device=flat.device).view(-1, 1) * (size[0] * size[1])
             positions = positions + first.expand(batch, height * width).reshape(-1, 1, 1)
-            dots = _compute_dot_products(state[0], tables[level], positions)
+            dots = _multiply_source_with_gathered_rows(state[0], tables[level], positions)
         else:
             volume = tables[level].reshape(batch * height * width, -1)
             dots = volume.gather(1, positions.flatten(1)).view_as(inside)
@@ -85,7 +89,7 @@ def compute_traceable_lookup(
     return torch.cat(taps, 1).view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
-def _compute_dot_products(
+def _multiply_source_with_gathered_rows(
     source: Tensor,  # [B, H, W, C]
     table: Tensor,  # [n2, C]
     positions: Tensor,  # [n, K, K]

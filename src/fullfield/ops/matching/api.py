@@ -48,7 +48,7 @@ class _GlobalMatching(torch.autograd.Function):
             return *compute_gradients_by_recomputation(recompute, (fmap1, fmap2), grad, requested), None
         saved = (query, key, matches.flatten(2), logarithms)
         sizes = get_height_and_width(fmap1), get_height_and_width(fmap2)
-        both = cuda.compute_feature_gradients(saved, grad.flatten(2), sizes, ctx.scale)
+        both = cuda.compute_query_and_key_gradients(saved, grad.flatten(2), sizes, ctx.scale)
         return *(
             _convert_padded_gradient_to_map(one, fmap) if is_requested else None
             for one, fmap, is_requested in zip(both, (fmap1, fmap2), requested, strict=True)

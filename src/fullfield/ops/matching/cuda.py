@@ -49,12 +49,12 @@ def flatten_map_to_rows(fmap: Tensor, *, pad_rows: bool = False) -> Tensor:
     return functional.pad(flat, (0, 0, 0, lacking)) if lacking else flat.contiguous()
 
 
-def _multiply_matrices_to_float32(one: Tensor, two: Tensor) -> Tensor:
+def _multiply_matrices_to_float32(left: Tensor, right: Tensor) -> Tensor:
     """Return the products [B, N, M] of [B, N, C] and [B, C, M], always float32."""
-    as_they_are = one.is_cuda and one.dtype in HALVES and _WIDENS
-    if as_they_are and (one.dtype == torch.float16 or _launching.explain_missing_bfloat16(one.device) is None):
-        return torch.bmm(one, two, out_dtype=torch.float32)
-    return torch.bmm(one.float(), two.float())
+    as_they_are = left.is_cuda and left.dtype in HALVES and _WIDENS
+    if as_they_are and (left.dtype == torch.float16 or _launching.explain_missing_bfloat16(left.device) is None):
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return torch.bmm(left.float(), right.float())
 
 
 class _MatchingLauncher:
@@ -94,7 +94,7 @@ def compute_flow_and_log_sums(
     key: Tensor,  # [B, M, C], padded
     sizes: tuple[tuple[int, int], tuple[int, int]],  # of the first map and of the second
     scale: float,
-) -> tuple[Tensor, Tensor]:  # [B, 2, N] flow, [B, N] logarithms of the softmax's sums, for `compute_feature_gradients`
+) -> tuple[Tensor, Tensor]:  # [B, 2, N] flow, [B, N] logarithms of the softmax's sums, for the gradients
     """Compute the matching in chunks of rows."""
     flow = query.new_empty((query.shape[0], 2, query.shape[1]), dtype=torch.float32)
     logarithms = query.new_empty(query.shape[:2], dtype=torch.float32)
@@ -108,14 +108,14 @@ def compute_flow_and_log_sums(
     return flow, logarithms
 
 
-def compute_feature_gradients(
-    saved: tuple[Tensor, Tensor, Tensor, Tensor],  # query, key, flow, logarithms
+def compute_query_and_key_gradients(
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor],  # query, key, flow, logarithms
     grad: Tensor,  # [B, 2, N]
     sizes: tuple[tuple[int, int], tuple[int, int]],
     scale: float,
 ) -> tuple[Tensor, Tensor]:  # [B, N, C], [B, M, C] float32
     """Return the gradients of queries and keys; the products are computed again."""
-    query, key, flow, logarithms = saved
+    query, key, flow, logarithms = saved_tensors
     grad = grad.contiguous()
     work = _MatchingLauncher(query, key, sizes, scale)
     p: Any = work.params

@@ -15,7 +15,11 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._launching import is_eager, refuse_forward_mode
-from fullfield.ops._operators import get_apply_without_functorch, needs_gradient, register_operator_for_torch_func
+from fullfield.ops._operators import (
+    get_apply_without_functorch,
+    needs_gradient,
+    register_and_return_torch_func_operator,
+)
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import CONVOLUTIONS, ConvRequest, check_conv_arguments
 from fullfield.ops.point_conv.triplets import Triplets
@@ -196,12 +200,12 @@ def _backpropagate_weight_gradient(ctx: Any, grad_weight: Tensor) -> tuple[Any, 
 
 # forward and backward: rows, entries, cells of either direction. mirrored: they are the same tensors, and the cell of
 # the other direction is K - 1 - k. An empty list stands for a direction that was not prepared.
-_CONVOLVE = register_operator_for_torch_func(
+_CONVOLVE = register_and_return_torch_func_operator(
     "point_conv(Tensor features, Tensor weight, Tensor? bias, Tensor[] forward, Tensor[] backward, bool mirrored, "
     "int groups, str? backend) -> Tensor",
     convolve_features, _convolve_fake, _save_conv_inputs, _backpropagate_conv,
 )  # fmt: skip
-_WEIGHT = register_operator_for_torch_func(
+_WEIGHT = register_and_return_torch_func_operator(
     "point_conv_weight(Tensor features, Tensor grad, Tensor[] forward, Tensor[] backward, bool mirrored, "
     "SymInt cells, int groups, str? backend) -> Tensor",
     compute_weight_gradient, _compute_weight_gradient_fake, _save_weight_gradient_inputs,

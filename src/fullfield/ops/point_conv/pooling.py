@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops._backends import is_usable_or_warn_missing
 from fullfield.ops._launching import is_eager, refuse_forward_mode
-from fullfield.ops._operators import register_operator_for_torch_func
+from fullfield.ops._operators import register_and_return_torch_func_operator
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import check_feature_rows
@@ -184,16 +184,16 @@ def _differentiate_max_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return taken.masked_fill(winners < 0, 0), None, [None] * ctx.count, None
 
 
-_SUM = register_operator_for_torch_func(
+_SUM = register_and_return_torch_func_operator(
     "point_sum(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> Tensor",
     _sum_features_per_center, _sum_features_per_center_fake, _save_triplets_and_any_winners, _compute_sum_gradient,
 )  # fmt: skip
-_MAX = register_operator_for_torch_func(
+_MAX = register_and_return_torch_func_operator(
     "point_max(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> (Tensor out, Tensor winners)",
     _compute_maxima_and_winners_per_center, _compute_maxima_and_winners_per_center_fake,
     _save_triplets_and_any_winners, _compute_max_gradient,
 )  # fmt: skip
-_COLLECT = register_operator_for_torch_func(
+_COLLECT = register_and_return_torch_func_operator(
     "point_max_backward(Tensor grad, Tensor winners, Tensor[] backward, int cells) -> Tensor",
     _backpropagate_max, _backpropagate_max_fake, _save_winners_for_double_backward, _differentiate_max_gradient,
 )  # fmt: skip

@@ -25,9 +25,9 @@ from fullfield.ops.spatial_correlation.protocol import (
     DisplacementWindow,
     Pair,
     WindowRequest,
-    choose_backend,
+    choose_backend_module,
 )
-from fullfield.ops.spatial_correlation.reference import correlate
+from fullfield.ops.spatial_correlation.reference import correlate_with_autograd
 
 _FLOATS = (*FEATURES, torch.float64)
 
@@ -43,7 +43,7 @@ def _convert_window_to_integers(window: DisplacementWindow) -> list[int]:
 
 def _correlate(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:
     parsed = _convert_integers_to_window(window)
-    out: Tensor = choose_backend(parsed, fmap1, backend).compute_correlation(
+    out: Tensor = choose_backend_module(parsed, fmap1, backend).compute_correlation(
         fmap1.contiguous(), fmap2.contiguous(), parsed
     )
     return out
@@ -61,14 +61,18 @@ def _compute_gradients(
 ) -> list[Tensor]:
     parsed = _convert_integers_to_window(window)
     maps = (fmap1.contiguous(), fmap2.contiguous(), grad.contiguous())
-    grads: list[Tensor] = choose_backend(parsed, fmap1, backend).compute_requested_gradients(
+    grads: list[Tensor] = choose_backend_module(parsed, fmap1, backend).compute_requested_gradients(
         *maps, parsed, (requested[0], requested[1])
     )
     return grads
 
 
-def _compute_gradients_fake(fmap1: Tensor, fmap2: Tensor, *rest: Any) -> list[Tensor]:
-    return [m.new_empty(m.shape) for m, is_requested in zip((fmap1, fmap2), rest[-1], strict=True) if is_requested]
+def _compute_gradients_fake(fmap1: Tensor, fmap2: Tensor, *other_arguments: Any) -> list[Tensor]:
+    return [
+        m.new_empty(m.shape)
+        for m, is_requested in zip((fmap1, fmap2), other_arguments[-1], strict=True)
+        if is_requested
+    ]
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
@@ -80,7 +84,7 @@ def _backpropagate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     fmap1, fmap2 = ctx.saved_tensors
     requested = [bool(is_requested) for is_requested in ctx.needs_input_grad[:2]]
     if torch.is_grad_enabled():  # for gradients of the gradient
-        recompute = partial(correlate, window=_convert_integers_to_window(ctx.window))
+        recompute = partial(correlate_with_autograd, window=_convert_integers_to_window(ctx.window))
         return *compute_gradients_by_recomputation(recompute, (fmap1, fmap2), grad, requested), None, None
     backward = torch.ops.fullfield.spatial_correlation_backward
     gradients = iter(backward(fmap1, fmap2, grad, ctx.window, ctx.backend, requested))
@@ -111,7 +115,7 @@ class _SpatialCorrelation(torch.autograd.Function):
         fmap1, fmap2 = ctx.saved_tensors
         requested = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # for gradients of the gradient
-            recompute = partial(correlate, window=ctx.window)
+            recompute = partial(correlate_with_autograd, window=ctx.window)
             return *compute_gradients_by_recomputation(recompute, (fmap1, fmap2), grad, requested), None, None
         left = iter(ctx.module.compute_requested_gradients(fmap1, fmap2, grad.contiguous(), ctx.window, requested))
         return *(next(left) if is_requested else None for is_requested in requested), None, None
@@ -171,12 +175,12 @@ def spatial_correlation(
     if not is_eager(fmap1, fmap2):
         compiling = torch.compiler.is_compiling()
         if not compiling and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
-            return correlate(fmap1, fmap2, window)
+            return correlate_with_autograd(fmap1, fmap2, window)
         result: Tensor = torch.ops.fullfield.spatial_correlation(
             fmap1, fmap2, _convert_window_to_integers(window), backend
         )
         return result
-    module = choose_backend(window, fmap1, backend)
+    module = choose_backend_module(window, fmap1, backend)
     fmap1, fmap2 = fmap1.contiguous(), fmap2.contiguous()
     if needs_gradient(fmap1, fmap2):
         return _apply(fmap1, fmap2, window, module)
@@ -190,10 +194,12 @@ def _check_and_build_window(
     """Check the arguments and return the window, which is kept for later calls."""
     sizes = (patch_size, dilation_patch, stride, padding)
     keeps = not torch.compiler.is_compiling() and all(type(value) is int for value in sizes)
-    return (_cached_window if keeps else _build_window)(*sizes)
+    return (_cached_window if keeps else _check_and_build_window_uncached)(*sizes)
 
 
-def _build_window(patch_size: object, dilation_patch: object, stride: object, padding: object) -> DisplacementWindow:
+def _check_and_build_window_uncached(
+    patch_size: object, dilation_patch: object, stride: object, padding: object
+) -> DisplacementWindow:
     return DisplacementWindow(
         _check_and_expand_integer_pair(patch_size, "patch_size", 1),
         _check_and_expand_integer_pair(dilation_patch, "dilation_patch", 1),
@@ -202,7 +208,7 @@ def _build_window(patch_size: object, dilation_patch: object, stride: object, pa
     )
 
 
-_cached_window: Callable[..., DisplacementWindow] = functools.lru_cache(256)(_build_window)
+_cached_window: Callable[..., DisplacementWindow] = functools.lru_cache(256)(_check_and_build_window_uncached)
 
 
 def _check_and_expand_integer_pair(value: object, name: str, minimum: int) -> Pair:

@@ -63,13 +63,15 @@ BACKENDS = ("cuda", "reference")
 SAMPLERS = Backends("spatial_correlation", f"{__package__}.", BACKENDS)
 
 
-def choose_backend(window: DisplacementWindow, fmap: Tensor, backend: str | None) -> Any:
+def choose_backend_module(window: DisplacementWindow, fmap: Tensor, backend: str | None) -> Any:
     """Return the backend's module for maps like this one; InputError if the named ``backend`` cannot serve them."""
-    return _choose_backend_cached(window, (int(fmap.shape[2]), int(fmap.shape[3])), fmap.dtype, fmap.device, backend)
+    return _choose_backend_module_cached(
+        window, (int(fmap.shape[2]), int(fmap.shape[3])), fmap.dtype, fmap.device, backend
+    )
 
 
 @functools.lru_cache(256)
-def _choose_backend_cached(
+def _choose_backend_module_cached(
     window: DisplacementWindow, size: tuple[int, int], dtype: torch.dtype, device: torch.device, backend: str | None
 ) -> Any:
     return SAMPLERS.load(SAMPLERS.choose(backend, WindowRequest(window, size, dtype, device)))

@@ -14,7 +14,7 @@ def explain_unsupported(request: WindowRequest) -> str | None:  # noqa: ARG001 -
     return None
 
 
-def correlate(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow) -> Tensor:
+def correlate_with_autograd(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow) -> Tensor:
     """Compute the correlation of checked arguments, one displacement at a time."""
     exact = torch.float64 if fmap1.dtype == torch.float64 else torch.float32
     (height, width), (ph, pw) = window.compute_output_size((fmap1.shape[2], fmap1.shape[3])), window.padding
@@ -38,7 +38,7 @@ def correlate(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow) -> Tenso
 
 def compute_correlation(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow) -> Tensor:
     """Compute the products of a window; see :func:`fullfield.ops.spatial_correlation.spatial_correlation`."""
-    return correlate(fmap1, fmap2, window)
+    return correlate_with_autograd(fmap1, fmap2, window)
 
 
 def compute_requested_gradients(
@@ -48,5 +48,5 @@ def compute_requested_gradients(
     with torch.enable_grad():
         maps = [fmap1.detach(), fmap2.detach()]
         differentiable = [m.requires_grad_() for m, is_requested in zip(maps, requested, strict=True) if is_requested]
-        gradients = torch.autograd.grad(correlate(maps[0], maps[1], window), differentiable, grad)
+        gradients = torch.autograd.grad(correlate_with_autograd(maps[0], maps[1], window), differentiable, grad)
     return list(gradients)

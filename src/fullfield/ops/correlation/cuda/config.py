@@ -69,7 +69,7 @@ class KernelConfig:
         return self.block_channels * self.channel_blocks
 
     @property
-    def row_length(self) -> int:
+    def elements_per_vector(self) -> int:
         """Number of 16-bit elements of one feature vector."""
         return self.padded_channels * self.parts_per_feature
 
@@ -84,7 +84,7 @@ class KernelConfig:
         return self.levels * len(self.widths)
 
     @property
-    def threads(self) -> int:
+    def threads_per_block(self) -> int:
         """Number of threads of a block of the lookup."""
         return 128 * (self.groups * self.teams + 1) if self.hopper else 128 * self.groups
 
@@ -139,7 +139,7 @@ def choose_forward_config(request: LookupRequest, device: GpuProperties) -> Kern
         block_channels=cblk,
         channel_blocks=kb,
         split=split,
-        bf16=bf16 and device.multiplies_bfloat16,
+        bf16=bf16 and device.has_bfloat16_tensor_cores,
         hopper=device.is_hopper,
         columns=_COLUMNS,
         widths=_list_allowed_chunk_widths(request.radius, 16),
@@ -162,7 +162,7 @@ def choose_gradient_patch_side(config: KernelConfig, shared_bytes: int) -> int:
     )
 
 
-def choose_multiply_kernel_blocks(config: KernelConfig, shared_bytes: int) -> tuple[int, int]:
+def choose_multiply_channels_and_chunks(config: KernelConfig, shared_bytes: int) -> tuple[int, int]:
     """Return the channels that a block of ``multiply_out`` takes, and how many chunks it holds, 2 or 1.
 
     It fits in ``shared_bytes`` if any form does.
@@ -190,7 +190,7 @@ def _compute_stage_bytes(config: KernelConfig) -> int:
 def compute_lookup_shared_bytes(config: KernelConfig, out_code: int, channels_last: bool) -> int:
     """Return the bytes of a block of the lookup that writes the type with code ``out_code``."""
     positions = (2 * config.radius + 2) ** 2
-    scatter = config.row_length // 2 + (positions + 15) // 16 * 16
+    scatter = config.elements_per_vector // 2 + (positions + 15) // 16 * 16
     warp = 4 * max(config.columns * 20, scatter)
     if channels_last:
         warp += (16 * (2 * config.radius + 1) ** 2 * (4 if out_code == 0 else 2) + 15) // 16 * 16
@@ -200,27 +200,27 @@ def compute_lookup_shared_bytes(config: KernelConfig, out_code: int, channels_la
     return team * config.teams + 64 + 1024
 
 
-def choose_pipeline_stages(config: KernelConfig, out_code: int, channels_last: bool) -> KernelConfig:
+def maximize_pipeline_stages(config: KernelConfig, out_code: int, channels_last: bool) -> KernelConfig:
     """Set as many chunks in flight as a Hopper block's shared memory leaves space for; may be none."""
     free = _HOPPER_BLOCK - compute_lookup_shared_bytes(replace(config, stages=0), out_code, channels_last)
     return replace(config, stages=min(_MAX_STAGES, free // ((_compute_stage_bytes(config) + 48) * config.teams)))
 
 
 def fit_lookup_config_if_possible(
-    config: KernelConfig, out_code: int, channels_last: bool, shared_bytes: int, pixels: int = _SMALL_PIXELS
+    config: KernelConfig, out_code: int, channels_last: bool, shared_bytes: int, fmap1_pixels: int = _SMALL_PIXELS
 ) -> KernelConfig | None:
     """Return the configuration of one kind of result if a block may take ``shared_bytes``; None if it does not fit.
 
     Square tiles read the least; rows of 16 pixels fill the sectors that 16-bit planes are written in.
-    ``pixels`` is the number of pixels of the first map.
+    ``fmap1_pixels`` is the number of pixels of the first map.
     """
     if config.hopper:
         block = 8 if not config.split and (channels_last or out_code == 0) else 16
         widths = _list_allowed_chunk_widths(config.radius, block)
-        tiled = replace(config, block=block, widths=widths, streamed=pixels >= _LARGE_PIXELS)
-        teams = ((3, 1), (2, 1), (1, 1))[pixels < _SMALL_PIXELS :] if not config.split else ((1, 2), (1, 1))
+        tiled = replace(config, block=block, widths=widths, streamed=fmap1_pixels >= _LARGE_PIXELS)
+        teams = ((3, 1), (2, 1), (1, 1))[fmap1_pixels < _SMALL_PIXELS :] if not config.split else ((1, 2), (1, 1))
         for team, groups in teams:
-            wider = choose_pipeline_stages(replace(tiled, teams=team, groups=groups), out_code, channels_last)
+            wider = maximize_pipeline_stages(replace(tiled, teams=team, groups=groups), out_code, channels_last)
             if wider.stages >= 2:
                 return wider
         config = replace(config, hopper=False, groups=2)
@@ -238,15 +238,15 @@ def _yield_smaller_configs(config: KernelConfig) -> Iterator[KernelConfig]:
                 yield replace(config, groups=groups, block_channels=cblk, channel_blocks=config.padded_channels // cblk)
 
 
-def compute_collect_kernel_shared_bytes(side: int) -> int:
+def compute_collect_kernel_shared_bytes(patch_side: int) -> int:
     """Return the bytes of shared memory of a block of ``collect``."""
-    return side * side * 256
+    return patch_side * patch_side * 256
 
 
-def compute_multiply_kernel_shared_bytes(config: KernelConfig, block: int, chunks: int) -> int:
-    """Return the shared bytes of a block of ``multiply_out``; arguments as :func:`choose_multiply_kernel_blocks`."""
+def compute_multiply_kernel_shared_bytes(config: KernelConfig, channels_per_block: int, chunk_count: int) -> int:
+    """Return the shared bytes of a block of ``multiply_out``: see :func:`choose_multiply_channels_and_chunks`."""
     return (
-        chunks * (config.parts_per_feature * 64 * block * 2 + 64 * 64 * 4)
+        chunk_count * (config.parts_per_feature * 64 * channels_per_block * 2 + 64 * 64 * 4)
         + config.parts_per_feature * 64 * 64 * 2
         + 7424
         + 1024
@@ -256,10 +256,10 @@ def compute_multiply_kernel_shared_bytes(config: KernelConfig, block: int, chunk
 def compute_coords_kernel_shared_bytes(config: KernelConfig) -> int:
     """Return the bytes of shared memory of a block of ``coords_gradient``."""
     positions = (2 * config.radius + 2) ** 2
-    return 8 * 4 * (config.row_length // 2 + (positions + 15) // 16 * 16)
+    return 8 * 4 * (config.elements_per_vector // 2 + (positions + 15) // 16 * 16)
 
 
-def count_resident_blocks(config: KernelConfig, out_code: int, channels_last: bool) -> int:
+def count_lookup_blocks_per_multiprocessor(config: KernelConfig, out_code: int, channels_last: bool) -> int:
     """Return how many blocks of ``lookup`` a multiprocessor runs at a time."""
     two_fit = compute_lookup_shared_bytes(config, out_code, channels_last) <= 99 << 10
     return 2 if two_fit and not config.hopper and not config.split else 1
@@ -283,7 +283,7 @@ def generate_lookup_source(config: KernelConfig, out_code: int, channels_last: b
     if not config.hopper:
         return build_lookup_source(
             shared + read_source(_FOLDER / "lookup_ampere.cu"),
-            MIN_BLOCKS=count_resident_blocks(config, out_code, channels_last),
+            MIN_BLOCKS=count_lookup_blocks_per_multiprocessor(config, out_code, channels_last),
         )
     consumer, producer = _REGISTERS[config.groups * config.teams]
     product = generate_wgmma_source(config.columns, config.bf16, _SWIZZLED)
@@ -295,25 +295,31 @@ def generate_lookup_source(config: KernelConfig, out_code: int, channels_last: b
 
 @functools.lru_cache(64)
 def generate_prepare_source(
-    config: KernelConfig, dtype_code: int, scaled: bool, is_f1_laid_out_as_f2: bool
+    config: KernelConfig, dtype_code: int, is_scaled: bool, is_f1_laid_out_as_f2: bool
 ) -> KernelSource:
     """Return the kernels that lay out features of type ``dtype_code``; ``is_f1_laid_out_as_f2``: both maps are."""
-    built = config.build_source(_read_sources("prepare.cu"), SRC=dtype_code, SCALED=scaled)
+    built = config.build_source(_read_sources("prepare.cu"), SRC=dtype_code, SCALED=is_scaled)
     return built._replace(options=(*built.options, "-DF1_PLAIN")) if is_f1_laid_out_as_f2 else built
 
 
 @functools.lru_cache(64)
-def generate_collect_source(config: KernelConfig, grad_code: int, side: int) -> KernelSource:
+def generate_collect_source(config: KernelConfig, grad_code: int, patch_side: int) -> KernelSource:
     """Return ``collect`` for gradients of type ``grad_code``; ``config`` from :func:`derive_gradient_config`."""
-    return config.build_source(_read_sources("gradients.cuh", "collect.cu"), GRAD=grad_code, PATCH=side)
+    return config.build_source(_read_sources("gradients.cuh", "collect.cu"), GRAD=grad_code, PATCH=patch_side)
 
 
 @functools.lru_cache(64)
-def generate_multiply_source(config: KernelConfig, side: int, block: int, chunks: int) -> KernelSource:
-    """Return ``multiply_out`` for :func:`derive_gradient_config` and :func:`choose_multiply_kernel_blocks`."""
+def generate_multiply_source(
+    config: KernelConfig, patch_side: int, channels_per_block: int, chunk_count: int
+) -> KernelSource:
+    """Return ``multiply_out`` for :func:`derive_gradient_config` and :func:`choose_multiply_channels_and_chunks`."""
     text = _read_sources("gradients.cuh", "restart.cuh", "multiply_out.cu")
     return config.build_source(
-        text, PATCH=side, NCH=block, CHUNKS=chunks, MIN_BLOCKS=1 if config.split or chunks == 1 else 2
+        text,
+        PATCH=patch_side,
+        NCH=channels_per_block,
+        CHUNKS=chunk_count,
+        MIN_BLOCKS=1 if config.split or chunk_count == 1 else 2,
     )
 
 

@@ -28,7 +28,7 @@ from fullfield.ops.correlation.cuda.structs import (
     Params,
     PrepareParams,
     compute_level_offsets,
-    encode_tensor_maps,
+    encode_tensor_maps_and_get_address,
     fill_lookup_params,
     fill_work_item_params,
     get_lookup_counters,
@@ -71,7 +71,7 @@ def _explain_too_large(request: LookupRequest) -> str | None:
         return f"a radius of {request.radius} needs {less}"
     used_bytes = max(
         shapes.compute_coords_kernel_shared_bytes(config),
-        shapes.compute_multiply_kernel_shared_bytes(own, *shapes.choose_multiply_kernel_blocks(own, shared)),
+        shapes.compute_multiply_kernel_shared_bytes(own, *shapes.choose_multiply_channels_and_chunks(own, shared)),
     )
     if used_bytes > shared or shapes.fit_lookup_config_if_possible(config, 0, False, shared) is None:
         return f"{request.channels} channels need {less}"
@@ -100,7 +100,7 @@ def allocate_pair_state(request: LookupRequest, like: Tensor) -> tuple[Tensor, .
     targets = request.batch * sum(height * width for height, width in request.sizes2)
 
     def allocate(vectors: int) -> Tensor:
-        return like.new_empty((vectors * config.row_length,), dtype=torch.int16)
+        return like.new_empty((vectors * config.elements_per_vector,), dtype=torch.int16)
 
     state = (allocate(padded), allocate(targets), like.new_empty((3,), dtype=torch.float32))
     return (*state, allocate(pixels)) if request.grad else state
@@ -109,22 +109,27 @@ def allocate_pair_state(request: LookupRequest, like: Tensor) -> tuple[Tensor, .
 # ---- preparing
 
 
-def _convert_features_to_kernel_layout(
-    request: LookupRequest, fmap1: Tensor, fmap2_levels: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor
+def _write_features_in_kernel_layout(
+    request: LookupRequest,
+    fmap1: Tensor,
+    fmap2_levels: Sequence[Tensor],
+    f1_out: Tensor,
+    f2_out: Tensor | None,
+    scale_out: Tensor,
 ) -> None:
-    """Write f1, all levels of f2 (pooled if one is given, more than four in PyTorch) and the products' factor.
+    """Write f1_out, all levels of f2_out (pooled if one is given, more than four in PyTorch) and the products' factor.
 
-    Without f2: only f1, in f2's layout.
+    Without f2_out: only f1_out, in f2_out's layout.
     """
     config = choose_config(request)
     scaled = shapes.is_scaled_to_float16(request, config)
-    if f2 is not None and len(fmap2_levels) < request.levels and request.levels > MAX_POOLED_LEVELS:
+    if f2_out is not None and len(fmap2_levels) < request.levels and request.levels > MAX_POOLED_LEVELS:
         fmap1, fmap2_levels = fmap1.float(), pool_pyramid_levels(fmap2_levels[0].float(), request.levels)
-    source = shapes.generate_prepare_source(config, CODES[fmap1.dtype], scaled, f2 is None)
+    source = shapes.generate_prepare_source(config, CODES[fmap1.dtype], scaled, f2_out is None)
     kernels = _launching.load_kernels(LIBRARIES, source, _launching.get_device_gpu_properties(request.device).index)
-    factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if scaled else None
+    factor = torch.zeros(2, dtype=torch.int32, device=f1_out.device) if scaled else None
     launches = [
-        _build_prepare_params(request, config, fmap1 if i == 0 else None, fmap2_levels, i, f1, f2, scale)
+        _build_prepare_params(request, config, fmap1 if i == 0 else None, fmap2_levels, i, f1_out, f2_out, scale_out)
         for i in range(len(fmap2_levels))
     ]
     if factor is not None:
@@ -190,9 +195,9 @@ def prepare_pair(request: LookupRequest, fmap1: Tensor, fmap2_levels: Sequence[T
         _launching.load_several_kernels(LIBRARIES, list_common_sources(request), device.index)
         state = allocate_pair_state(request, fmap1)
         f1, f2, scale, *rest = state
-        _convert_features_to_kernel_layout(request, fmap1, fmap2_levels, f1, f2, scale)
+        _write_features_in_kernel_layout(request, fmap1, fmap2_levels, f1, f2, scale)
         if rest:
-            _convert_features_to_kernel_layout(request, fmap1, fmap2_levels[:1], rest[0], None, torch.empty_like(scale))
+            _write_features_in_kernel_layout(request, fmap1, fmap2_levels[:1], rest[0], None, torch.empty_like(scale))
         return CudaPair(request, state)
 
 
@@ -220,13 +225,13 @@ class _LookupLaunch:
         blocks: int = self.params.items
         extra: list[int] = []
         if config.hopper:
-            key = (request.sizes2, request.batch, config.row_length, config.columns, config.widths)
-            self.maps, *extra = encode_tensor_maps(state[1].data_ptr(), *key)
+            key = (request.sizes2, request.batch, config.elements_per_vector, config.columns, config.widths)
+            self.maps, *extra = encode_tensor_maps_and_get_address(state[1].data_ptr(), *key)
             blocks = min(-(-blocks // config.teams), device.processors)
             self.params.active_teams = blocks * config.teams
         kernels = _launching.load_kernels(LIBRARIES, source, device.index)
         shared = shapes.compute_lookup_shared_bytes(config, out, channels_last)
-        self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *extra)
+        self.launch = Launch(kernels, "lookup", blocks, config.threads_per_block, self.params, shared, *extra)
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
 
@@ -244,7 +249,7 @@ class CudaPair(PreparedPair):
         self._streams = {stream}
         self._features: FeatureGradients | None = None
 
-    def _record_stream_on_state(self, stream: int) -> None:
+    def _record_new_stream_on_state(self, stream: int) -> None:
         """Keep the state's memory from being given away while ``stream`` still reads it."""
         if stream not in self._streams:
             current = torch.cuda.current_stream(self._device.index)
@@ -254,7 +259,7 @@ class CudaPair(PreparedPair):
 
     # ---- forward
 
-    def _cache_lookup_launch_if_supported(self, dtype: torch.dtype, channels_last: bool) -> _LookupLaunch | None:
+    def _create_and_cache_lookup_launch_or_none(self, dtype: torch.dtype, channels_last: bool) -> _LookupLaunch | None:
         launch = None
         if dtype in CODES:
             code = CODES[dtype]
@@ -274,7 +279,7 @@ class CudaPair(PreparedPair):
             with torch.cuda.device(index):
                 return self.lookup(coords, out_dtype, channels_last)
         kind = (out_dtype, channels_last)
-        call = self._launches[kind] if kind in self._launches else self._cache_lookup_launch_if_supported(*kind)
+        call = self._launches[kind] if kind in self._launches else self._create_and_cache_lookup_launch_or_none(*kind)
         if call is None:  # no kernel writes this kind
             return convert_lookup_output(self.lookup(coords, torch.float32, False), out_dtype, channels_last)
         layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -283,7 +288,7 @@ class CudaPair(PreparedPair):
             return out
         stream = raw_stream(index)
         if stream not in self._streams:
-            self._record_stream_on_state(stream)
+            self._record_new_stream_on_state(stream)
         counters, own = (
             self._counters.get_zeroed_counters_address_and_memory(stream) if call.persistent else (None, None)
         )
@@ -312,7 +317,7 @@ class CudaPair(PreparedPair):
         if not isinstance(grads, GradientSums):
             raise TypeError("these accumulators were not made by the cuda backend")
         with torch.cuda.device(self._device.index):
-            self._record_stream_on_state(raw_stream(self._device.index))
+            self._record_new_stream_on_state(raw_stream(self._device.index))
             return self._get_or_create_feature_gradients().finish_gradients(grads)
 
     def backward(
@@ -327,7 +332,7 @@ class CudaPair(PreparedPair):
             grad_out = grad_out.to(torch.float32)
         stream = raw_stream(index)
         if stream not in self._streams:
-            self._record_stream_on_state(stream)
+            self._record_new_stream_on_state(stream)
         if grads.requested[0] or grads.requested[1]:
             if not isinstance(grads, GradientSums):
                 raise TypeError("these accumulators were not made by the cuda backend")

@@ -30,7 +30,7 @@ def generate_collect_and_multiply_sources(
     own = shapes.derive_gradient_config(config)
     side, blocks = (
         shapes.choose_gradient_patch_side(own, shared_bytes),
-        shapes.choose_multiply_kernel_blocks(own, shared_bytes),
+        shapes.choose_multiply_channels_and_chunks(own, shared_bytes),
     )
     return shapes.generate_collect_source(own, grad_code, side), shapes.generate_multiply_source(own, side, *blocks)
 
@@ -70,7 +70,7 @@ class FeatureGradients:
         self._state = state
         side, multiply_blocks = (
             shapes.choose_gradient_patch_side(self._config, device.shared),
-            shapes.choose_multiply_kernel_blocks(self._config, device.shared),
+            shapes.choose_multiply_channels_and_chunks(self._config, device.shared),
         )
         self._collect_shared = shapes.compute_collect_kernel_shared_bytes(side)
         self._multiply_shared = shapes.compute_multiply_kernel_shared_bytes(self._config, *multiply_blocks)
@@ -229,7 +229,9 @@ def compute_coords_gradient(
     return grad_coords
 
 
-def _copy_strides_into_params(params: ctypes.Structure, grad_out: tuple[int, ...], coords: tuple[int, ...]) -> None:
+def _copy_strides_into_params(
+    params: ctypes.Structure, grad_strides: tuple[int, ...], coords_strides: tuple[int, ...]
+) -> None:
     pair = params.p
-    pair.coord_b, pair.coord_c, pair.coord_y, pair.coord_x = coords
-    params.grad_b, params.grad_c, params.grad_y, params.grad_x = grad_out
+    pair.coord_b, pair.coord_c, pair.coord_y, pair.coord_x = coords_strides
+    params.grad_b, params.grad_c, params.grad_y, params.grad_x = grad_strides

@@ -25,7 +25,7 @@ Params, GradientParams, CoordsParams, MapSource, PrepareParams = map(
 )
 
 
-def find_current_capture_id(stream: int) -> int:
+def find_graph_capture_id_or_zero(stream: int) -> int:
     """Return the graph that captures ``stream``, the current one; 0 if none does, as for the default stream."""
     capturing = stream and torch._C._cuda_isCurrentStreamCapturing()  # type: ignore[attr-defined, unused-ignore]
     return get_graph_capture_id_or_zero(stream) if capturing else 0
@@ -36,7 +36,7 @@ def compute_level_offsets(request: LookupRequest, config: KernelConfig) -> list[
     starts, offset = [], 0
     for height, width in request.sizes2:
         starts.append(offset)
-        offset += request.batch * height * width * config.row_length
+        offset += request.batch * height * width * config.elements_per_vector
     return starts
 
 
@@ -70,11 +70,11 @@ def fill_work_item_params(
 
 
 @functools.lru_cache(maxsize=256)
-def encode_tensor_maps(
+def encode_tensor_maps_and_get_address(
     data_address: int,
     sizes: tuple[tuple[int, int], ...],
     batch: int,
-    row_length: int,
+    elements_per_vector: int,
     columns: int,
     chunk_widths: tuple[int, ...],
 ) -> tuple[ctypes.Array[ctypes.c_char], int]:
@@ -86,11 +86,11 @@ def encode_tensor_maps(
         if height and width and batch:
             for index, chunk in enumerate(chunk_widths):
                 position = address + 128 * (level * len(chunk_widths) + index)
-                shape = (row_length, width, height, batch)
+                shape = (elements_per_vector, width, height, batch)
                 write_tensor_map_to_address(
                     position, data_address + 2 * offset, shape, (64, chunk, columns // chunk, 1)
                 )
-        offset += batch * height * width * row_length
+        offset += batch * height * width * elements_per_vector
     return buffer, address
 
 
@@ -118,7 +118,7 @@ class LookupCounters:
 
     def get_zeroed_counters_address_and_memory(self, stream: int) -> tuple[int, Tensor | None]:
         """Return the address of zeroed counters for a lookup on ``stream``, and memory to hold until it is launched."""
-        key = (stream, find_current_capture_id(stream))
+        key = (stream, find_graph_capture_id_or_zero(stream))
         address = self._slots.get(key)
         if address is not None:
             return address, None

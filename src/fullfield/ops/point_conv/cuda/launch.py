@@ -157,7 +157,7 @@ def convolve_triplets(
     if not request.channels[0] or not request.entries:
         return out.copy_(bias) if bias is not None else out.zero_()
     device = _launching.get_gpu_properties(features.get_device())
-    if not device.multiplies_bfloat16 and request != (widened := replace_bfloat16_by_float32(request)):
+    if not device.has_bfloat16_tensor_cores and request != (widened := replace_bfloat16_by_float32(request)):
         widened_bias = None if bias is None else bias.float()
         return out.copy_(
             convolve_triplets(widened, features.float(), weight.float(), widened_bias, triplets, transposed)
@@ -192,7 +192,7 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     if not request.entries:
         return out.zero_()
     device = _launching.get_gpu_properties(features.get_device())
-    if not device.multiplies_bfloat16 and request != (widened := replace_bfloat16_by_float32(request)):
+    if not device.has_bfloat16_tensor_cores and request != (widened := replace_bfloat16_by_float32(request)):
         return out.copy_(sum_outer_products(widened, features.float(), grad.float(), triplets))
     rows, entries, cells = triplets
     plan = _plan_outer_product_launches(device, _round_request_for_plan_cache(request), cells.numel() > 0)

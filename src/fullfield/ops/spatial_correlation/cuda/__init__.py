@@ -77,7 +77,7 @@ def _generate_source(
 @functools.cache
 def generate_forward_source(reads_vectors: bool, row_division: RowDivision, rows: int) -> KernelSource:
     """Return the source of the forward kernel of float32 features, with ``rows`` of displacements per block."""
-    macros = {"PI": rows, "CC": _CHANNELS, "THREADS": count_forward_threads(row_division, rows)}
+    macros = {"PI": rows, "CC": _CHANNELS, "THREADS": count_forward_threads_per_block(row_division, rows)}
     return _generate_source("forward.cu", torch.float32, reads_vectors, row_division, **macros)
 
 
@@ -89,7 +89,7 @@ def generate_backward_source(
     macros = {
         "CB": channels_per_block_and_thread[0],
         "CR": channels_per_block_and_thread[1],
-        "THREADS": count_backward_threads(channels_per_block_and_thread),
+        "THREADS": count_backward_threads_per_block(channels_per_block_and_thread),
     }
     return _generate_source("backward.cu", dtype, reads_vectors, row_division, **macros)
 
@@ -103,14 +103,14 @@ class HalfPrecisionTiling(NamedTuple):
     """Of columns."""
 
     @property
-    def column_octets(self) -> int:
+    def column_octet_count(self) -> int:
         """Octets of columns of fmap2 that 16 outputs are multiplied with."""
         return (15 + self.columns + 7) // 8
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of a block."""
-        rows, width = _TILE[0] + self.rows - 1, 16 + 8 * self.column_octets
+        rows, width = _TILE[0] + self.rows - 1, 16 + 8 * self.column_octet_count
         stride = rows * width + (0 if rows * width // 8 % 2 else 8)
         return max(2 * 2 * 32 * (stride + _TILE[0] * _TILE[1] + 8), 4 * 8 * self.columns * 20)
 
@@ -135,11 +135,11 @@ def generate_half_precision_forward_source(
     text = _launching.read_source(*shared, _COMMON, _FOLDER / "forward_half.cu")
     return KernelSource.with_macros(
         text, IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if reads_vectors else 1, JG=1, JN=1,
-        CC=32, PI=tiling.rows, PJ=tiling.columns, NT=tiling.column_octets, THREADS=256,
+        CC=32, PI=tiling.rows, PJ=tiling.columns, NT=tiling.column_octet_count, THREADS=256,
     )  # fmt: skip
 
 
-def count_forward_threads(row_division: RowDivision, rows: int) -> int:
+def count_forward_threads_per_block(row_division: RowDivision, rows: int) -> int:
     """Return the threads of a block."""
     return -(-_XG * rows * row_division.groups * _TILE[0] // 32) * 32
 
@@ -147,7 +147,7 @@ def count_forward_threads(row_division: RowDivision, rows: int) -> int:
 def compute_forward_shared_bytes(row_division: RowDivision, rows: int) -> int:
     """Return the bytes of shared memory of a block."""
     chunk = _CHANNELS * ((_TILE[0] + rows - 1) * _count_shared_row_floats(row_division) + _TILE[0] * _TILE[1])
-    stage = count_forward_threads(row_division, rows) // 32 * (32 // _XG * _PITCH)
+    stage = count_forward_threads_per_block(row_division, rows) // 32 * (32 // _XG * _PITCH)
     return 4 * max(2 * chunk, stage)
 
 
@@ -156,16 +156,16 @@ def compute_backward_shared_bytes(row_division: RowDivision, channels_per_block_
     weights = row_division.groups * row_division.group * _TILE[0] * _PITCH
     ring = channels_per_block_and_thread[0] * (_TILE[0] + 1) * _count_shared_row_floats(row_division)
     return 4 * max(
-        2 * weights + ring, count_backward_threads(channels_per_block_and_thread) // 32 * (32 // _XG * _PITCH)
+        2 * weights + ring, count_backward_threads_per_block(channels_per_block_and_thread) // 32 * (32 // _XG * _PITCH)
     )
 
 
-def count_backward_threads(channels_per_block_and_thread: tuple[int, int]) -> int:
+def count_backward_threads_per_block(channels_per_block_and_thread: tuple[int, int]) -> int:
     """Return the threads of a block."""
     return _XG * _TILE[0] * channels_per_block_and_thread[0] // channels_per_block_and_thread[1]
 
 
-def choose_displacement_rows(
+def choose_displacement_rows_per_block(
     patch_rows: int, row_division: RowDivision, blocks_in_other_dimensions: int, shared_bytes: int
 ) -> int:
     """Return how many of the ``patch_rows`` of displacements a block of at most ``shared_bytes`` takes.
@@ -184,7 +184,7 @@ def choose_displacement_rows(
 def choose_channels_per_block_and_thread(
     row_division: RowDivision, blocks_in_other_dimensions: int, channels: int, shared_bytes: int
 ) -> tuple[int, int]:
-    """Return the channels of a block and of a thread; arguments as in :func:`choose_displacement_rows`."""
+    """Return the channels of a block and of a thread; arguments as in :func:`choose_displacement_rows_per_block`."""
     is_large = blocks_in_other_dimensions * -(-channels // SPREADS[0][0]) >= _MIN_BLOCKS
     return (
         SPREADS[0]
@@ -226,7 +226,7 @@ def compute_correlation(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow
     if not out.numel() or not channels:
         return out.zero_()
     device = _launching.get_gpu_properties(fmap1.get_device())
-    if fmap1.dtype == torch.bfloat16 and not device.multiplies_bfloat16:
+    if fmap1.dtype == torch.bfloat16 and not device.has_bfloat16_tensor_cores:
         return out.copy_(compute_correlation(fmap1.float(), fmap2.float(), window))
     p = _Forward()
     p.fmap1, p.fmap2, p.out, p.channels = fmap1.data_ptr(), fmap2.data_ptr(), out.data_ptr(), channels
@@ -243,10 +243,10 @@ def compute_correlation(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow
         )
     else:
         columns = divide_displacement_row(window.patch[1])
-        rows = choose_displacement_rows(window.patch[0], columns, tiles * columns.blocks, device.shared)
+        rows = choose_displacement_rows_per_block(window.patch[0], columns, tiles * columns.blocks, device.shared)
         p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
         source, name = generate_forward_source(vectors, columns, rows), "spatial_forward"
-        threads, shared = count_forward_threads(columns, rows), compute_forward_shared_bytes(columns, rows)
+        threads, shared = count_forward_threads_per_block(columns, rows), compute_forward_shared_bytes(columns, rows)
     kernels = _launching.load_kernels(LIBRARIES, source, device.index)
     kernels.launch(name, tiles * p.row_blocks * p.column_blocks, threads, p, shared)
     return out
@@ -257,21 +257,21 @@ def compute_requested_gradients(
 ) -> list[Tensor]:
     """Return the requested gradients of the two maps."""
     return [
-        _compute_gradient(fmap1 if second else fmap2, grad, window, second)
+        _compute_map_gradient(fmap1 if second else fmap2, grad, window, second)
         for second, is_requested in zip((False, True), requested, strict=True)
         if is_requested
     ]
 
 
-def _compute_gradient(features: Tensor, grad: Tensor, window: DisplacementWindow, is_second_map: bool) -> Tensor:
-    """Return the gradient of fmap2 if ``is_second_map``, else of fmap1; ``features`` are the other map's."""
-    batch, channels, height, width = features.shape
+def _compute_map_gradient(other_map: Tensor, grad: Tensor, window: DisplacementWindow, is_second_map: bool) -> Tensor:
+    """Return the gradient of fmap2 if ``is_second_map``, else of fmap1; ``other_map`` is the other of the two."""
+    batch, channels, height, width = other_map.shape
     covers_all = window.stride == (1, 1)  # else there are pixels that nothing was compared with
-    out = torch.empty_like(features) if covers_all and grad.numel() else torch.zeros_like(features)
+    out = torch.empty_like(other_map) if covers_all and grad.numel() else torch.zeros_like(other_map)
     if not grad.numel() or not channels:
         return out
     p = _Backward()
-    p.features, p.grad, p.out = features.data_ptr(), grad.data_ptr(), out.data_ptr()
+    p.features, p.grad, p.out = other_map.data_ptr(), grad.data_ptr(), out.data_ptr()
     p.channels, p.second = channels, is_second_map
     columns = divide_displacement_row(window.patch[1])
     tiles = (
@@ -280,15 +280,15 @@ def _compute_gradient(features: Tensor, grad: Tensor, window: DisplacementWindow
         )
         * batch
     )
-    device = _launching.get_gpu_properties(features.get_device())
+    device = _launching.get_gpu_properties(other_map.get_device())
     spread = choose_channels_per_block_and_thread(columns, tiles, channels, device.shared)
     p.channel_blocks, p.column_blocks = -(-channels // spread[0]), columns.blocks
     radius = window.radius[1]
     start = radius - (window.patch[1] - 1) if is_second_map else window.padding[1] + radius
-    vectors = _can_read_feature_vectors(window, width, (start,), features)
+    vectors = _can_read_feature_vectors(window, width, (start,), other_map)
     kernels = _launching.load_kernels(
-        LIBRARIES, generate_backward_source(features.dtype, vectors, columns, spread), device.index
+        LIBRARIES, generate_backward_source(other_map.dtype, vectors, columns, spread), device.index
     )
-    threads, shared = count_backward_threads(spread), compute_backward_shared_bytes(columns, spread)
+    threads, shared = count_backward_threads_per_block(spread), compute_backward_shared_bytes(columns, spread)
     kernels.launch("spatial_backward", tiles * p.channel_blocks, threads, p, shared)
     return out

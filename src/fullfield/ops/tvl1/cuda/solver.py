@@ -70,7 +70,7 @@ class CudaSolver:
                 engine.start.zero_()
             else:
                 if not self._started:
-                    self._in_order.register_changed_tensors()  # of the tables that this makes
+                    self._in_order.clear_recorded_streams()  # of the tables that this makes
                     self._started = True
                 engine.resample_to_initial_flow(initial_flow.contiguous())
             self._run_or_replay_engine_graph(engine, progress)
@@ -83,7 +83,7 @@ class CudaSolver:
         if self._engine is None or self._engine.batch != batch:
             self._engine = self._graph = None  # frees the old buffers before the new ones are made
             self._used = self._started = False
-            self._in_order.register_changed_tensors()
+            self._in_order.clear_recorded_streams()
             self._engine = Engine(batch, *self._size, self._config, self._device)
         return self._engine
 

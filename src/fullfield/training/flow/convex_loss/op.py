@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._backends import is_usable_or_warn_missing
-from fullfield.ops._operators import forbid_second_derivative
+from fullfield.ops._operators import wrap_to_forbid_second_derivative
 from fullfield.training.flow.convex_loss import cuda, reference
 
 
@@ -72,7 +72,7 @@ def _backpropagate(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, .
         grads = grad_field * grad[0], grad_mask * grad[0].to(grad_mask.dtype)
     # What the forward returned leads to field and mask.
     return (
-        *forbid_second_derivative("convex_mixture_loss_and_error", grads, (grad, grad_field, grad_mask)),
+        *wrap_to_forbid_second_derivative("convex_mixture_loss_and_error", grads, (grad, grad_field, grad_mask)),
         None,
         None,
         None,
