@@ -26,7 +26,7 @@ def test_read_ahead_returns_items_of_keys() -> None:
         return 10 * key
 
     with ReadAhead(read, lambda _: 1, threads=3) as reads:
-        reads.enqueue_keys(range(20))
+        reads.enqueue_keys_and_start_reads(range(20))
         assert [reads.wait_and_take_item(key) for key in range(20)] == [10 * key for key in range(20)]
         assert reads.wait_and_take_item(99) == 990, "a key that was not announced is read too"
 
@@ -40,7 +40,7 @@ def test_read_ahead_stays_within_bounds(max_bytes: int, ahead: int) -> None:
         return bytes(10)
 
     with ReadAhead(read, len, threads=4, max_bytes=max_bytes) as reads:
-        reads.enqueue_keys(range(50))
+        reads.enqueue_keys_and_start_reads(range(50))
         for key in range(10):
             reads.wait_and_take_item(key)
             assert count_reads(started, key + 1 + ahead) == key + 1 + ahead
@@ -65,7 +65,7 @@ def test_get_item_if_read_returns_finished_item() -> None:
         return key + 10
 
     with ReadAhead(read, lambda _: 1, threads=1) as reads:
-        reads.enqueue_keys(range(3))
+        reads.enqueue_keys_and_start_reads(range(3))
         assert reads.wait_and_take_item(0) == 10
         with pytest.raises(ValueError, match="bad"):
             reads.wait_and_take_item(1)
@@ -73,7 +73,7 @@ def test_get_item_if_read_returns_finished_item() -> None:
         assert reads.get_item_if_read(7) is None, "not announced"
         go_on.set()
         assert reads.wait_and_take_item(2) == 12
-        reads.enqueue_keys([3])
+        reads.enqueue_keys_and_start_reads([3])
         while reads.get_item_if_read(3) is None:
             time.sleep(0.001)
         assert reads.wait_and_take_item(3) == 13
@@ -86,7 +86,7 @@ def test_read_ahead_raises_error_for_its_key() -> None:
         return key
 
     with ReadAhead(read, lambda _: 1, threads=2) as reads:
-        reads.enqueue_keys(range(3))
+        reads.enqueue_keys_and_start_reads(range(3))
         assert reads.wait_and_take_item(0) == 0
         with pytest.raises(ValueError, match="bad"):
             reads.wait_and_take_item(1)
@@ -101,10 +101,10 @@ def test_read_ahead_continues_after_discarded_keys() -> None:
         return bytes(10)
 
     with ReadAhead(read, len, threads=1, max_bytes=1) as reads:
-        reads.enqueue_keys(range(8))
+        reads.enqueue_keys_and_start_reads(range(8))
         reads.wait_and_take_item(0)
         assert count_reads(started, 3) == 3
-        reads.discard_keys(lambda key: key in (1, 2, 4))
+        reads.discard_and_cancel_unneeded_keys(lambda key: key in (1, 2, 4))
         assert count_reads(started, 5) == 5
         assert started == [0, 1, 2, 3, 5]
         assert reads.wait_and_take_item(3) == bytes(10)
@@ -114,8 +114,8 @@ def test_read_ahead_continues_after_discarded_keys() -> None:
 def test_read_ahead_exit_ends_threads() -> None:
     before, started = threading.active_count(), []
     with ReadAhead(started.append, lambda _: 1, threads=2) as reads:
-        reads.enqueue_keys([1, 2, 3, 2])
-        reads.enqueue_keys([3, 4])
+        reads.enqueue_keys_and_start_reads([1, 2, 3, 2])
+        reads.enqueue_keys_and_start_reads([3, 4])
         for key in (1, 2, 3, 4):
             reads.wait_and_take_item(key)
     assert sorted(started) == [1, 2, 3, 4]

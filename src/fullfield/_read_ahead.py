@@ -79,7 +79,7 @@ class ReadAhead(Generic[Key, Item]):
             self._own.shutdown(wait=not threading.current_thread().name.startswith(_THREAD_NAME))
         self._pending.clear()
 
-    def enqueue_keys(self, keys: Iterable[Key]) -> None:
+    def enqueue_keys_and_start_reads(self, keys: Iterable[Key]) -> None:
         """Add keys of items that will be taken after those added before; a key that is waiting is not added twice."""
         waiting = {*self._queue, *self._pending}
         self._queue.extend(key for key in dict.fromkeys(keys) if key not in waiting)
@@ -102,7 +102,7 @@ class ReadAhead(Generic[Key, Item]):
         future = self._pending.get(key)
         return None if future is None or not future.done() or future.exception() is not None else future.result()
 
-    def discard_keys(self, is_unneeded: Callable[[Key], bool]) -> None:
+    def discard_and_cancel_unneeded_keys(self, is_unneeded: Callable[[Key], bool]) -> None:
         """Forget keys that will not be taken, so that their items do not occupy the place of others."""
         self._queue = deque(key for key in self._queue if not is_unneeded(key))
         for key in [key for key in self._pending if is_unneeded(key)]:
@@ -143,10 +143,10 @@ def iterate_ahead(
         return 1 if item is end else count_item_bytes(item)
 
     with ReadAhead(advance, count_bytes, threads=1, max_bytes=max_bytes, max_items=max_items) as reads:
-        reads.enqueue_keys(range(max_items))
+        reads.enqueue_keys_and_start_reads(range(max_items))
         for number in itertools.count():
             item = reads.wait_and_take_item(number)
             if item is end:
                 return
-            reads.enqueue_keys([number + max_items])
+            reads.enqueue_keys_and_start_reads([number + max_items])
             yield item

@@ -97,7 +97,7 @@ def _evaluate_and_report_flow_or_scans(args: argparse.Namespace, process: Proces
     )
     from fullfield.estimators.cascaded import ReducedSizeEstimator, parse_scale, scale_size
     from fullfield.evaluation import EvaluationSettings, evaluate, score, write_submission
-    from fullfield.evaluation.predict import get_submission_layout_or_raise, record_memory_failure
+    from fullfield.evaluation.predict import get_submission_layout_or_raise, record_failure_if_memory_runs_out
     from fullfield.evaluation.run import PredictionRun
     from fullfield.evaluation.sharing import wait_for_all_processes
 
@@ -136,7 +136,7 @@ def _evaluate_and_report_flow_or_scans(args: argparse.Namespace, process: Proces
                 wait_for_all_processes(process)  # the first process downloads the weights and compiles for all
             estimator = choice.estimator if scale == 1 else ReducedSizeEstimator(choice.estimator, scale)
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
-            with record_memory_failure(estimator, dataset, folder, settings):
+            with record_failure_if_memory_runs_out(estimator, dataset, folder, settings):
                 choice.load_weights_and_kernels(
                     scale_size((height, width), scale), progress.start_span_and_build_callback(*_FETCH), quiet=quiet
                 )

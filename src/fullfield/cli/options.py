@@ -47,9 +47,9 @@ def add_command(command_parsers: Any, name: str, module: ModuleType) -> None:
     module.add_arguments(parser)
 
 
-def add_config_options(group: Any, config: type[Config]) -> None:
+def add_config_options(group: Any, config_class: type[Config]) -> None:
     """Add an option for each field of a configuration that has a help text."""
-    fields = [field for field in dataclasses.fields(config) if "help" in field.metadata]
+    fields = [field for field in dataclasses.fields(config_class) if "help" in field.metadata]
     for field in fields:
         option, kind = f"--{field.name.replace('_', '-')}", type(field.default)
         if kind is bool:

@@ -60,7 +60,7 @@ def check_flow_output_and_codec_options(args: argparse.Namespace) -> None:
         report.print_note(f"{args.output}: is written without sound")
 
 
-def name_options_in_errors(args: argparse.Namespace) -> AbstractContextManager[None]:
+def rename_picture_arguments_in_errors(args: argparse.Namespace) -> AbstractContextManager[None]:
     """Return a context in which errors name options in place of arguments."""
     names = {
         "flow": f"--flow {args.flow}",

@@ -352,7 +352,7 @@ def _write_merged_print_poses_and_return_code(
         words = (
             f"confidence {one.confidence:.3f}{_describe_doubt_if_any(one)}, {_describe_residual(pair, frame)}"
             if one.success
-            else f"refused: {one.reason}{_suggest_next_step(args, one, (clouds[pair.source], clouds[pair.target]))}"
+            else f"refused: {one.reason}{_format_next_step_hint(args, one, (clouds[pair.source], clouds[pair.target]))}"
         )
         lines.append(
             f"{source} on {target}: {words}" + ("; contradicts the others" if pair in group.contradictions else "")
@@ -441,7 +441,7 @@ _ADVICE = {
 _OTHER_VOXEL = 1.5  # ratio to the automatic voxel from which the one that was chosen is the likely cause
 
 
-def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: Sequence[io.PointCloud]) -> str:
+def _format_next_step_hint(args: argparse.Namespace, result: Registration, clouds: Sequence[io.PointCloud]) -> str:
     """Return what to try next, as the end of a message."""
     from fullfield.models.weights import can_obtain_weights, format_repository_copy_instructions, get_weights_entry
     from fullfield.registration.learned import PUBLISHED
@@ -481,7 +481,7 @@ def _print_report(
         files = f"; {' and '.join(unwritten)} not written" if unwritten else ""
         files += f"; {Path(args.viz).name} shows the refused pose" if has_picture else ""
         report.print_note(
-            f"not registered: {result.reason}{files}{_suggest_next_step(args, result, clouds)}", kind="register"
+            f"not registered: {result.reason}{files}{_format_next_step_hint(args, result, clouds)}", kind="register"
         )
         return
     pose, candidate = (None if one is None else one.tolist() for one in (result.transform, result.candidate))

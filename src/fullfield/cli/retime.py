@@ -38,7 +38,7 @@ def run_command(args: argparse.Namespace) -> int:
     from fullfield.sequences.retiming import RetimeSettings, build_retime_job
     from fullfield.sequences.stored_flow import StoredFlow
 
-    with pictures.name_options_in_errors(args):
+    with pictures.rename_picture_arguments_in_errors(args):
         flow = StoredFlow(args.flow, args.flow_scale, build_flow_read_options(args, layer=args.layer))
         settings = RetimeSettings(args.factor, args.mask)
         job = build_retime_job(args.plates, flow, args.output, settings, frames=args.frames, device=args.device)

@@ -162,7 +162,7 @@ def _check_and_pair_files_to_score(args: argparse.Namespace) -> list[ImageFiles]
         return [ImageFiles(args.pred, args.truth, args.occlusion, args.valid, args.invalid)]
     if not truth.is_dir():
         raise InputError(f"{args.truth}: expected a folder, as {args.pred} is one; give two files or two folders")
-    predicted, true = _find_files_by_stem(pred, FLOW_SUFFIXES), _find_files_by_stem(truth, FLOW_SUFFIXES)
+    predicted, true = _find_unique_files_by_stem(pred, FLOW_SUFFIXES), _find_unique_files_by_stem(truth, FLOW_SUFFIXES)
     if not predicted:
         raise InputError(f"{args.pred}: expected files of flow ({', '.join(FLOW_SUFFIXES)}), found none")
     stray = sorted(predicted.keys() ^ true.keys())
@@ -185,14 +185,14 @@ def _find_mask_file_per_stem(option: str, folder: str | None, stems: list[str]) 
         return dict.fromkeys(stems, folder)
     if not Path(folder).is_dir():
         raise InputError(f"{option} {folder}: expected a folder, as PRED and TRUTH are folders")
-    files = _find_files_by_stem(Path(folder), None)
+    files = _find_unique_files_by_stem(Path(folder), None)
     missing = [stem for stem in stems if stem not in files]
     if missing:
         raise InputError(f"{option} {folder}: has no mask for {missing[0]}")
     return {stem: str(files[stem]) for stem in stems}
 
 
-def _find_files_by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
+def _find_unique_files_by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.is_dir() or (suffixes is not None and path.suffix.lower() not in suffixes):
@@ -227,7 +227,7 @@ def _load_tensors_and_count_unpredicted(
     occluded = None if files.occlusion is None else _read_mask("--occlusion", files.occlusion, pred, files.truth)
     absent = _MissingPredictions(int((valid & ~predicted & ~outside).sum()), int((valid & outside).sum()))
     if absent.missing and not args.skip_missing:
-        hint = _suggest_swapped_arguments(bool(predicted.all()), bool(valid.all()))
+        hint = _format_swapped_arguments_hint(bool(predicted.all()), bool(valid.all()))
         raise InputError(
             f"{files.pred}: has no vector at {absent.missing} of {int(valid.sum())} pixels to score; "
             f"use --skip-missing to leave them out{hint}"
@@ -250,7 +250,7 @@ def _mark_unpredicted_outside_frame(path: str, predicted: Tensor, read_arguments
     return (outside | (stored & ~predicted)) & ~predicted
 
 
-def _suggest_swapped_arguments(all_predicted: bool, all_truth_valid: bool) -> str:
+def _format_swapped_arguments_hint(all_predicted: bool, all_truth_valid: bool) -> str:
     """Return a hint for the case that only the prediction has unknown vectors, as truth usually has."""
     return "; PRED comes before TRUTH: are they swapped?" if all_truth_valid and not all_predicted else ""
 

@@ -90,7 +90,7 @@ def write_shot_pictures_and_summarize(
                 progress(count / len(numbers), f"picture {number}")
                 frame = None if plates is None else plates.read(number).frame
                 try:
-                    write(number, _draw_stored_frame(job, number, kind, frame, max_motion))
+                    write(number, _read_and_draw_stored_flow(job, number, kind, frame, max_motion))
                     drawn += 1
                 except InputError as error:
                     report.print_note(str(error), kind="error")
@@ -102,7 +102,9 @@ def write_shot_pictures_and_summarize(
     return f"{report.escape_control_characters(args.viz)}: {drawn} pictures, {kind}{scale}"
 
 
-def _draw_stored_frame(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_motion: float | None) -> Tensor:
+def _read_and_draw_stored_flow(
+    job: ShotJob, number: int, kind: str, frame: Tensor | None, max_motion: float | None
+) -> Tensor:
     """Return the picture of a stored frame: uint8 [3, H, W]."""
     from fullfield import viz
 

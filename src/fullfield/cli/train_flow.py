@@ -190,7 +190,7 @@ def run_command(args: argparse.Namespace) -> int:
     run = FlowRun(
         checkpoint_every=args.every,
         pause_after_s=None if args.pause is None else 60 * args.pause,
-        recipe=_collect_training_inputs(args),
+        recipe=_build_training_recipe(args),
         **report.select_attributes(args, "validate_every", "after", "curves", "tensorboard"),
     )
     fixed = None if isinstance(training.updates, tuple) else training.updates
@@ -390,7 +390,7 @@ def _build_validation_if_requested(
     return FlowValidation(sets, pairs=args.validation_pairs, updates=updates) if sets else None
 
 
-def _collect_training_inputs(args: argparse.Namespace) -> dict[str, Any]:
+def _build_training_recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Return what decides the weights besides the training's configuration."""
     data = [_parse_data_name_folder_and_weight(text, "--data", can_have_weight=True) for text in args.data]
     scenes = {_parse_synthetic_style_name(name) for name, folder, _ in data if folder is None}
@@ -432,7 +432,7 @@ def _print_report(
     properties = {
         "output": args.output,
         "weights": weights,
-        "recipe": {**_collect_training_inputs(args), "training": training},
+        "recipe": {**_build_training_recipe(args), "training": training},
         "done": trained.completed,
         "history": [row._asdict() for row in trained.history],
         "validation": None if validation is None else validation.errors,

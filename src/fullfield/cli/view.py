@@ -94,7 +94,7 @@ def run_command(args: argparse.Namespace) -> int:
 
     with rename_arguments_in_errors(paint="--paint"), ProgressBar("view", quiet=args.quiet) as progress:
         scale = args.max_motion or flow_visualization.measure_max_motion_in_sampled_frames(numbers, read_flows) or 1.0
-        shot = _iterate_frames_and_collect_problems(files, numbers, reading, plates, problems, progress)
+        shot = _iterate_readable_frames_appending_problems(files, numbers, reading, plates, problems, progress)
         if draw is not None:
             shot = map(draw, shot)
         page = {"max_motion": scale, "width": args.width, "step": settings.get("step", 1), "reference": reference}
@@ -154,7 +154,7 @@ def _build_reference_overlay_if_followed(
     return partial(draw_paint_or_grid_and_hide_occluded, paint=paint, grid_px=args.grid)
 
 
-def _iterate_frames_and_collect_problems(
+def _iterate_readable_frames_appending_problems(
     files: FrameFiles,
     frame_numbers: Sequence[int],
     read_options: io.FlowReadOptions,

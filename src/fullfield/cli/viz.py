@@ -75,7 +75,7 @@ def run_command(args: argparse.Namespace) -> int:
     flow, valid = io.read_flow(args.flow, **choice)
     area = choice.get("window")
     truth, truth_valid = _read_truth_and_valid_if_requested(args, flow, area)
-    frame1, frame2 = _read_requested_frames(args, flow, area)
+    frame1, frame2 = _read_frame1_and_frame2_if_requested(args, flow, area)
     visualization = flow_visualization.FlowVisualization(
         flow, valid, frame1, frame2, truth, truth_valid, args.max_motion, args.max_error
     )
@@ -133,7 +133,7 @@ def _read_truth_and_valid_if_requested(
     return truth, valid
 
 
-def _read_requested_frames(
+def _read_frame1_and_frame2_if_requested(
     args: argparse.Namespace, flow: Tensor, display_box: Box | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the first and second frame on the flow's grid; ``display_box`` is its data window, if it has one."""

@@ -50,7 +50,7 @@ def run_command(args: argparse.Namespace) -> int:
     from fullfield.sequences.stored_flow import StoredFlow
     from fullfield.sequences.warping import WarpSettings, build_warp_job
 
-    with pictures.name_options_in_errors(args):
+    with pictures.rename_picture_arguments_in_errors(args):
         settings = WarpSettings(args.reference, args.direction or "forward", args.hide_occluded, args.mask)
         flow = StoredFlow(args.flow, args.flow_scale, build_flow_read_options(args, layer=args.layer))
         if flow.reference is not None and args.direction is not None:
@@ -60,11 +60,11 @@ def run_command(args: argparse.Namespace) -> int:
     if outcome.shot_ends and not args.quiet:
         reason = "the shot ends there" if flow.reference is None else "a cut lies between them and the reference"
         report.print_note(f"no picture for {format_frames(outcome.shot_ends)}: {reason}")
-    action = _describe_action(args, job.settings)
+    action = _describe_warped_frames(args, job.settings)
     return pictures.print_picture_report_and_return_code(args, outcome, existing, action, reference=args.reference)
 
 
-def _describe_action(args: argparse.Namespace, settings: WarpSettings) -> str:
+def _describe_warped_frames(args: argparse.Namespace, settings: WarpSettings) -> str:
     """Return which frame's picture lies on which frame."""
     name = report.escape_control_characters(args.image)
     if settings.reference is not None:

@@ -113,11 +113,11 @@ def require_file_unless_folder_is_none(folder: Path | None, name: str, required_
     return None if folder is None else require_companion_file(folder / name, required_by)
 
 
-def require_listed_file(root: Path, name: str, line: str) -> Path:
-    """Return the file that ``line`` of a list in ``root`` names."""
+def require_listed_file(root: Path, name: str, line_label: str) -> Path:
+    """Return the file that the line ``line_label`` of a list in ``root`` names."""
     path = root / name
     if not path.is_file():
-        raise InputError(f"{line} names {path}, which does not exist")
+        raise InputError(f"{line_label} names {path}, which does not exist")
     return path
 
 

@@ -60,18 +60,18 @@ class Pairs(FlowDataset):
         base = require_folder(root, description="your pairs")
         listing = base / LIST
         if listing.is_file():
-            records = _read_pairs_from_list(listing)
+            records = _read_listed_flow_records(listing)
         elif (base / "frames").is_dir():
-            records = _list_numbered_pairs(base, "")
+            records = _list_numbered_frame_records(base, "")
         else:
             inner = [path for path in sorted(base.iterdir()) if (path / "frames").is_dir()]
-            records = [record for path in inner for record in _list_numbered_pairs(path, path.name)]
+            records = [record for path in inner for record in _list_numbered_frame_records(path, path.name)]
             if not records:
                 raise InputError(f"{base}: expected {LIST}, or a folder frames with numbered frames, found neither")
         super().__init__(name or base.resolve().name or "pairs", root, records)
 
 
-def _read_pairs_from_list(listing: Path) -> list[FlowRecord]:
+def _read_listed_flow_records(listing: Path) -> list[FlowRecord]:
     records = []
     for line, words in iterate_line_labels_and_words(listing):
         if not 2 <= len(words) <= len(_COLUMNS):
@@ -88,7 +88,7 @@ def _read_pairs_from_list(listing: Path) -> list[FlowRecord]:
     return records
 
 
-def _list_numbered_pairs(base: Path, prefix: str) -> list[FlowRecord]:
+def _list_numbered_frame_records(base: Path, prefix: str) -> list[FlowRecord]:
     frames = base / "frames"
     optional_folders = {
         kind: {path.stem: path for path in list_files_with_suffix(base / kind, suffixes)}

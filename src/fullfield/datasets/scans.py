@@ -170,11 +170,13 @@ class KITTIOdometry(ScanDataset):
         base = Path(_check.convert_path_to_text(root, "root"))
         top = next((candidate for candidate in (base, base / "dataset") if (candidate / "sequences").is_dir()), base)
         layout.require_folder(top, "sequences", description="KITTI's odometry sequences")
-        records = [record for number in SEQUENCES[split] for record in _iterate_sequence_pairs(top, f"{number:02d}")]
+        records = [
+            record for number in SEQUENCES[split] for record in _iterate_sequence_scan_records(top, f"{number:02d}")
+        ]
         super().__init__("kitti-odometry" + ("" if split == "test" else f"-{split}"), root, records)
 
 
-def _iterate_sequence_pairs(top: Path, name: str) -> Iterator[ScanRecord]:
+def _iterate_sequence_scan_records(top: Path, name: str) -> Iterator[ScanRecord]:
     home = layout.require_folder(top, "sequences", name, description=f"sequence {name}")
     clouds = layout.list_files_with_suffix(
         layout.require_folder(home, "velodyne", description="lidar scans"), (".bin",)

@@ -72,7 +72,7 @@ class PairScorer:
                 loaded.index, self.compute_pair_metrics(loaded.index, pred, loaded.truth, has_vector)
             )
 
-    def merge_pair_scores(self) -> FlowMetrics:
+    def merge_pair_scores_or_raise(self) -> FlowMetrics:
         """Return the totals over all pairs with truth."""
         total = FlowMetrics(averaging=self.averaging)
         for index, record in enumerate(self.dataset.records):

@@ -61,12 +61,12 @@ def iterate_pairs_ahead(
         read_key, _count_item_bytes, threads=choose_reader_thread_count(), max_bytes=_MAX_BYTES, min_items=_MIN_ITEMS
     ) as reader:
         if overlapping:
-            reader.enqueue_keys(key for index in indices for key in list_keys(index))
+            reader.enqueue_keys_and_start_reads(key for index in indices for key in list_keys(index))
         images: dict[Path | int, Tensor] = {}
         for index, following in zip_longest(indices, indices[1:]):
             record = dataset.records[index]
             if not overlapping:
-                reader.enqueue_keys(key for key in list_keys(index) if key not in images)
+                reader.enqueue_keys_and_start_reads(key for key in list_keys(index) if key not in images)
             for path in record.input_files if frames else ():
                 if path not in images:
                     images[path] = cast(Tensor, reader.wait_and_take_item(path))

@@ -91,7 +91,7 @@ def build_run_config(dataset: FlowDataset, estimator: Estimator, settings: Evalu
 
 
 @contextmanager
-def record_memory_failure(
+def record_failure_if_memory_runs_out(
     estimator: Estimator, dataset: FlowDataset, folder: str | os.PathLike[str], settings: EvaluationSettings
 ) -> Iterator[None]:
     """Enclose work that may run out of memory, and note it in the run's folder if it does.
@@ -290,7 +290,7 @@ def evaluate(
     _check.convert_path_to_text(folder, "folder")
     settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
-    with record_memory_failure(estimator, dataset, folder, settings):
+    with record_failure_if_memory_runs_out(estimator, dataset, folder, settings):
         prepare_estimator_if_supported(estimator, settings.torch_device)
     run = PredictionRun(folder, build_run_config(dataset, estimator, settings))
     has_truth = any(record.flow is not None for record in dataset.records)
@@ -334,7 +334,7 @@ def score(
 
 
 def _compute_total_scores(scorer: PairScorer) -> dict[str, Any]:
-    total = scorer.merge_pair_scores()
+    total = scorer.merge_pair_scores_or_raise()
     return {"averaging": total.averaging, "scores": total.compute(), "classes": total.compute_by_class()}
 
 

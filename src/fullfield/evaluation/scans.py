@@ -362,7 +362,7 @@ def _checksum_pose_and_overlap_settings(dataset: ScanDataset, sample_index: int)
 def _iterate_samples_ahead(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
     """Yield the pairs in order, and read the next ones meanwhile."""
     with ReadAhead(dataset.__getitem__, _count_cloud_bytes, threads=1, min_items=1) as reader:
-        reader.enqueue_keys(indices)
+        reader.enqueue_keys_and_start_reads(indices)
         for index in indices:
             yield reader.wait_and_take_item(index)
 

@@ -33,7 +33,7 @@ def compute_boundary_distance(occluded: Tensor, *, radius: int = 140) -> Tensor:
     _check.check_number(radius, "radius", integer=True, low=1, high=_MAX_RADIUS)
     height, width = occluded.shape
     beyond = radius * radius
-    down = _compute_squared_column_distance(find_boundary_pixels(occluded), radius)
+    down = _compute_squared_column_distance(mark_boundary_pixels(occluded), radius)
     result = torch.empty(height, width, device=occluded.device, dtype=torch.float32)
     for rows in iterate_row_blocks(height, width, occluded.device):
         # 16-bit squares, shifted below zero: the sum of two would overflow otherwise.
@@ -50,7 +50,7 @@ def compute_boundary_distance(occluded: Tensor, *, radius: int = 140) -> Tensor:
     return result
 
 
-def find_boundary_pixels(occluded: Tensor) -> Tensor:
+def mark_boundary_pixels(occluded: Tensor) -> Tensor:
     """Return the pixels of bool ``[H, W]`` with a 4-neighbour of the other kind: bool ``[H, W]``."""
     result = torch.zeros_like(occluded)
     across = occluded[:, 1:] != occluded[:, :-1]

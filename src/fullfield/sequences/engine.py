@@ -145,7 +145,7 @@ class ShotEngine:
         """Yield one :class:`FrameResult` for each frame, in order."""
         remaining = deque(self._numbers)
         with ReadAhead(self._read_measure_and_pin_plate, _count_frame_bytes, threads=self._plates.readers) as reads:
-            reads.enqueue_keys(self._list_input_frames(self._numbers))
+            reads.enqueue_keys_and_start_reads(self._list_input_frames(self._numbers))
             while remaining:
                 number = remaining.popleft()
                 with self.stages.measure("wait for plates"):
@@ -174,7 +174,9 @@ class ShotEngine:
             self._request_frames = None
             return
         remaining.extend(numbers)
-        reads.enqueue_keys(frame for frame in self._list_input_frames(numbers) if frame not in self._frames)
+        reads.enqueue_keys_and_start_reads(
+            frame for frame in self._list_input_frames(numbers) if frame not in self._frames
+        )
 
     # ---- reading
 

@@ -234,7 +234,7 @@ def iterate_reference_flow_results(
                 stretch = list(group)
                 if is_stored and read_stored is not None:
                     restored = follower.list_frames_to_restore(stretch)
-                    reads.enqueue_keys(restored)
+                    reads.enqueue_keys_and_start_reads(restored)
                     for number in stretch:
                         if number not in restored:
                             follower.skip_frame_and_drop_unneeded()
@@ -243,7 +243,7 @@ def iterate_reference_flow_results(
                         add_plate_versions(number, plate)
                         follower.restore_frame_or_skip_after_cut(number, plate, read_stored(number))
                     continue
-                reads.enqueue_keys(stretch)
+                reads.enqueue_keys_and_start_reads(stretch)
                 for number in stretch:
                     try:
                         with stages.measure("wait for plates"):

@@ -59,7 +59,7 @@ class InputReader:
         self._reads: ReadAhead[Any, tuple[Any, Any]] = ReadAhead(
             self._read_stamp_and_item_or_error, lambda item: _measure_item_bytes(item[1]), threads=threads
         )
-        self._reads.enqueue_keys(keys)
+        self._reads.enqueue_keys_and_start_reads(keys)
 
     def add_nonfinite_message_if_any(self, number: int, text: str) -> None:
         """Add the message on a picture's pixels that are not finite, if there is one."""
@@ -97,7 +97,7 @@ class InputReader:
     def discard_unneeded_items(self, is_needed: Callable[[Any], bool]) -> None:
         """Forget what is no longer needed, read or not."""
         self._stamped = {key: item for key, item in self._stamped.items() if is_needed(key)}
-        self._reads.discard_keys(lambda key: not is_needed(key))
+        self._reads.discard_and_cancel_unneeded_keys(lambda key: not is_needed(key))
 
     def _read_stamp_and_item_or_error(self, key: Any) -> tuple[Any, Any]:
         stamp = read_stamp_if_exists(self._path(key))

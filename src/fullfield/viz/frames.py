@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.viz._pixels import FLOATS, check_flow, iterate_row_blocks, mark_valid_vectors
-from fullfield.viz.wheel import choose_max_motion, flow_to_image
+from fullfield.viz.wheel import check_or_measure_max_motion, flow_to_image
 
 
 def frame_to_image(frame: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def draw_overlay(
     _check.check_number(opacity, "opacity", low=0, high=1)
     _check.check_number(arrow_step, "arrow_step", integer=True, low=0)
     _check.require(arrow_step == 0 or arrow_step >= 6, "arrow_step", "0 or a step of at least 6 pixels", arrow_step)
-    scale = choose_max_motion(flow, valid, max_motion)
+    scale = check_or_measure_max_motion(flow, valid, max_motion)
     colors = flow_to_image(flow, valid, max_motion=scale or None)
     weights = torch.tensor(_LUMA, dtype=torch.float32).reshape(3, 1, 1)
     image = torch.empty_like(colors)

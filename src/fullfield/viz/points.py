@@ -41,13 +41,13 @@ def draw_alignment(
     finite = torch.isfinite(points).all(1)
     if not bool(finite.any()):
         return image.permute(2, 0, 1).contiguous()
-    views = _compute_view_axes(target.double())
+    views = _compute_principal_view_axes(target.double())
     seen = points[finite] @ views.T
     _draw_points_inplace(image, seen - (seen.amin(0) + seen.amax(0)) / 2, paint[finite])
     return image.permute(2, 0, 1).contiguous()
 
 
-def _compute_view_axes(cloud: Tensor) -> Tensor:
+def _compute_principal_view_axes(cloud: Tensor) -> Tensor:
     """Return the directions right, up and towards the viewer, as rows.
 
     They are the principal axes, widest first, and point along their largest coordinates.

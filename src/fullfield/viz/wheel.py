@@ -70,7 +70,7 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
             :func:`measure_max_motion` of this flow. Give the same number for all frames of a sequence.
     """
     check_flow(flow, valid)
-    scale = choose_max_motion(flow, valid, max_motion)
+    scale = check_or_measure_max_motion(flow, valid, max_motion)
     height, width = flow.shape[-2:]
     wheel = create_color_wheel().float().T / 255
     last = wheel.shape[1] - 1
@@ -121,7 +121,7 @@ def draw_wheel_legend(size: int = 256, max_motion: float | None = None) -> Tenso
     return image
 
 
-def choose_max_motion(flow: Tensor, valid: Tensor | None, max_motion: float | None) -> float:
+def check_or_measure_max_motion(flow: Tensor, valid: Tensor | None, max_motion: float | None) -> float:
     """Return ``max_motion`` if it was given, else the flow's own scale."""
     if max_motion is None:
         return measure_max_motion(flow, valid)

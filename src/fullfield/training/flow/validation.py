@@ -80,7 +80,7 @@ class FlowValidation:
         number = self._count_pairs(data)
         selected = [scored[index * len(scored) // number] for index in range(number)]
         with ReadAhead(data.__getitem__, _count_sample_bytes, threads=_READERS, max_items=_READERS) as reader:
-            reader.enqueue_keys(selected)
+            reader.enqueue_keys_and_start_reads(selected)
             for index in selected:
                 sample = reader.wait_and_take_item(index)
                 if sample.flow is None or sample.valid is None:
