@@ -62,6 +62,7 @@ def test_network_estimator_cascaded_bidirectional_equals_two_calls(
     monkeypatch.setattr(
         "fullfield.estimators.network.list_quartered_sizes", lambda *size: list_quartered_sizes(*size, threshold=60)
     )
+    monkeypatch.setattr("fullfield.models.cascade.MIN_PIXELS", 0)
     estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
     start = 0.5 * SCENE.flow[None]
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])

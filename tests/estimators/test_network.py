@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import pickle
 import time
 from collections.abc import Callable
@@ -238,6 +239,12 @@ def _interrupted(done: float, _: str) -> None:
 
 
 @pytest.fixture
+def small_frames_keep_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small frames are not enlarged."""
+    monkeypatch.setattr("fullfield.models.cascade.MIN_PIXELS", 0)
+
+
+@pytest.fixture
 def lower_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames above 100 pixels, in place of 800, begin at a quarter of their size."""
     monkeypatch.setattr(
@@ -263,6 +270,7 @@ def test_network_estimator_cascade_equals_two_calls(make: Made, model: RAFT) -> 
     assert torch.equal(make(updates=2, cascade=True, coarse_updates=9)(*PAIR), make(updates=2)(*PAIR))
 
 
+@pytest.mark.usefixtures("small_frames_keep_size")
 def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Motion of up to 200 px in frames above the threshold, here of 400; published networks are what they were."""
     monkeypatch.setattr(
@@ -283,12 +291,35 @@ def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.Mon
     assert (estimator.parameters["updates"], estimator.parameters["coarse_updates"]) == (4, 2)
 
 
+def test_network_estimator_enlarges_small_frames() -> None:
+    """The network sees frames of twice the size at most; results have the frames' size, and are in their pixels."""
+    scene = sample_textured_scene(41, 66, seed=3)
+    frames = [frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2)]
+    start = torch.tensor([1.0, -2.0])[None, :, None, None].expand(1, 2, 41, 66)
+    estimator = NetworkEstimator("fullfield-s", NetworkSettings(updates=2))
+    both = estimator.bidirectional(*frames, initial_flow=start)
+    plain = NetworkEstimator("fullfield-s", NetworkSettings(updates=2, cascade=False))
+    large = [nn.functional.interpolate(frame, size=(82, 132), mode="bicubic") for frame in frames]
+    expected = plain.bidirectional(*large, initial_flow=start)
+    reduced = [nn.functional.interpolate(flow, size=(41, 66), mode="bilinear") / 2 for flow in expected[:2]]
+    assert torch.allclose(both.forward, reduced[0], atol=1e-4)
+    assert torch.allclose(both.backward, reduced[1], atol=1e-4)
+    assert torch.allclose(estimator(*frames, initial_flow=start), reduced[0], atol=1e-4)
+    log_scale = nn.functional.interpolate(expected.log_scales[0][:, None], size=(41, 66), mode="bilinear")[:, 0]
+    assert torch.allclose(both.log_scales[0], (log_scale - math.log(2)).clamp(0), atol=1e-4)
+    bytes_ = [(255 * frame).round().to(torch.uint8) for frame in frames]
+    assert float((estimator(*bytes_, initial_flow=start) - reduced[0]).abs().median()) < 0.02
+    assert not torch.allclose(plain(*frames, initial_flow=start), reduced[0], atol=1e-2)
+    cascaded = NetworkEstimator("raft-small", RAFTSettings(weights="random", cascade=True, updates=1))
+    assert cascaded._compute_network_size(41, 66) == (41, 66), "not measured with published weights"
+
+
 def estimate_double_by_hand(
     estimator: NetworkEstimator, frames: list[Tensor], own: Any, turned_own: Any
 ) -> list[FlowWithLogScale]:
     """Estimate both directions: both sizes upright and turned, the most confident, agreeing ones averaged."""
     network: Any = estimator._get_or_load_network(torch.device("cpu"))
-    twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
+    twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bicubic") for frame in frames]
     updates = estimator.config.updates
     with torch.no_grad():
         upright = network.bidirectional_with_mixture(*twice, updates, own.forward, own.backward)
@@ -306,7 +337,7 @@ def estimate_double_by_hand(
     return result
 
 
-@pytest.mark.usefixtures("lower_threshold")
+@pytest.mark.usefixtures("lower_threshold", "small_frames_keep_size")
 def test_network_estimator_double_with_cascade_matches_levels() -> None:
     scene = sample_textured_scene(104, 116, seed=4)
     frames = [frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2)]
@@ -325,6 +356,7 @@ def test_network_estimator_double_with_cascade_matches_levels() -> None:
         assert torch.allclose(mine, two.flow, atol=1e-3)
 
 
+@pytest.mark.usefixtures("small_frames_keep_size")
 def test_network_estimator_double_selects_more_confident_flow() -> None:
     """Both ways as one way; per pixel the flow of one size or a mean, by the uncertainty in the frames' pixels."""
     reports: list[tuple[float, str]] = []
@@ -372,7 +404,7 @@ def test_network_estimator_double_fast_matches_exact(precision: str, monkeypatch
     config = NetworkSettings(double=True, updates=2)
     exact, fast = (NetworkEstimator("fullfield-s", config.replace(precision=one)) for one in ("exact", precision))
     fast.prepare("cpu", (48, 64))
-    assert {size[1:] for size in fast._fast._by_size} >= {(48, 64), (96, 128)}
+    assert {size[1:] for size in fast._fast._by_size} >= {(96, 128), (192, 256)}  # small frames are enlarged
     flow = fast(*PAIR)
     assert float((flow - exact(*PAIR)).norm(dim=1).median()) < (1e-4 if precision == "fast" else 0.05)
     both = fast.bidirectional(*PAIR)
@@ -387,8 +419,9 @@ def test_auto_accurate_estimates_at_two_sizes() -> None:
         build_estimator("auto", preset, updates=1, **config)(*frames, progress=lambda _, where: steps.append(where))
         return [size for size in dict.fromkeys(steps) if "x" in size]
 
-    assert sizes("default") == sizes("fast") == sizes("accurate", double=False) == ["64x40"]
-    assert sizes("accurate") == sizes("default", double=True) == ["64x40", "128x80"]
+    assert sizes("default") == sizes("fast") == sizes("accurate", double=False) == ["128x80"]
+    assert sizes("accurate") == sizes("default", double=True) == ["128x80", "256x160"]
+    assert sizes("default", cascade=False) == ["64x40"]
     copied = pickle.loads(pickle.dumps(AutoEstimator()))
     assert copied.parameters == AutoEstimator().parameters
 
@@ -439,7 +472,10 @@ def test_network_estimator_double_reduces_error_of_thin_objects(
     known = read_flow(folder / "frame_0001.flo")
     frames = [read_or_convert_frame(folder / f"frame_000{number}.png")[:, rows, columns] for number in (1, 2)]
     true = known.flow[:, rows, columns], known.valid[rows, columns]
-    errors = [epe(estimate(*frames, "fullfield-s", preset=preset).flow, *true) for preset in ("default", "accurate")]
+    errors = [
+        epe(estimate(*frames, "fullfield-s", preset=preset, cascade=False).flow, *true)  # at the part's own size
+        for preset in ("default", "accurate")
+    ]
     if pair == "sequence_2":
         assert errors[1] < 0.8 * errors[0]
     else:  # at twice the size alone, from nothing, 30 and 180 px; turned, fullfield-s loses on ambush_2

@@ -14,8 +14,10 @@ from fullfield.models.cascade import (
     Cascade,
     FlowWithLogScale,
     average_flows_or_select_confident,
+    compute_enlarged_size,
     list_quartered_sizes,
     resample_flow,
+    resample_frame,
     resample_pair_to_sizes,
     rotate_flow_half_turn,
     rotate_image_half_turn,
@@ -69,6 +71,24 @@ def interior(error: Tensor, levels: int) -> Tensor:
     """Without what the borders of the coarse fields, which go on as constants, reach."""
     margin = 20 * 4 ** (levels - 1)
     return error[..., margin:-margin, margin:-margin]
+
+
+@pytest.mark.parametrize(
+    ("size", "enlarged"),
+    [
+        ((436, 1024), (436, 1024)),
+        ((375, 1242), (375, 1242)),
+        ((384, 512), (574, 766)),
+        ((480, 640), (574, 766)),
+        ((1, 439_999), (1, 439_999)),
+        ((200, 200), (400, 400)),
+        ((1, 1), (2, 2)),
+    ],
+)
+def test_compute_enlarged_size_reaches_pixels_or_twice_the_size(
+    size: tuple[int, int], enlarged: tuple[int, int]
+) -> None:
+    assert compute_enlarged_size(*size) == enlarged
 
 
 def test_compute_cascade_sizes_returns_quarter_levels() -> None:
@@ -175,10 +195,21 @@ def test_select_more_confident_flow_follows_log_scale() -> None:
     flow, log_scale = select_more_confident_flow(own, large)
     assert flow[0].tolist() == [[[4.0, 4.0, 4.0, 1.0, 1.0]] * 3, [[2.0, 2.0, 2.0, 1.0, 1.0]] * 3]
     assert torch.allclose(log_scale[0, 0, 0], torch.tensor([-math.log(2.0)] * 3 + [0.0, 0.0]))
+
+
+def test_resample_frame_enlarges_bicubically_and_reduces_bilinearly() -> None:
     frame = torch.rand(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
-    large, _ = resample_pair_to_sizes(frame, frame, [(8, 12), (16, 24)])[1]
-    assert large.shape == (2, 3, 16, 24)
-    assert torch.allclose(torch.nn.functional.avg_pool2d(large, 2)[..., 1:-1, 1:-1], _blurred(frame), atol=1e-6)
+    large, second = resample_pair_to_sizes(frame, frame, [(8, 12), (16, 24)])[1]
+    assert large.shape == second.shape == (2, 3, 16, 24)
+    assert torch.allclose(resample_frame(frame.flip((2, 3)), (16, 24)), large.flip((2, 3)), atol=1e-5), "no shift"
+    ramp = torch.arange(12.0).expand(1, 1, 8, 12)
+    step = resample_frame((ramp > 5).float(), (16, 24))
+    assert float(step.max()) > 1.01, "bilinear values stay within those around"
+    assert torch.allclose(resample_frame(frame, (4, 6)), functional.avg_pool2d(frame, 2), atol=1e-6)
+    assert resample_frame(frame, (8, 12)) is frame
+    values = (255 * frame).to(torch.uint8)
+    assert resample_frame(values, (8, 12)) is values
+    assert torch.allclose(resample_frame(values, (16, 24)), large, atol=0.01)
 
 
 def test_select_more_confident_flow_limits_correction() -> None:
@@ -231,10 +262,3 @@ def test_rotate_flow_half_turn_matches_turned_frames() -> None:
     assert torch.equal(rotate_flow_half_turn(flow), -flow)
     flow[0, :, 0, 1] = 5
     assert torch.equal(rotate_flow_half_turn(flow)[0, :, 4, 5], torch.tensor([-5.0, -5.0]))
-
-
-def _blurred(frame: torch.Tensor) -> torch.Tensor:
-    """What enlarging and averaging come to: (1, 6, 1) / 8 both ways, and no shift."""
-    kernel = torch.tensor([1.0, 6.0, 1.0]) / 8
-    weights = (kernel[:, None] * kernel).expand(frame.shape[1], 1, 3, 3)
-    return torch.nn.functional.conv2d(frame, weights, groups=frame.shape[1])

@@ -23,7 +23,11 @@ from fullfield.estimators.registry import METHODS, get_method, resolve_method_na
 from fullfield.models.cascade import (
     FlowWithLogScale,
     average_flows_or_select_confident,
+    compute_enlarged_size,
     list_quartered_sizes,
+    resample_flow,
+    resample_flow_with_log_scale,
+    resample_frame,
     resample_pair_to_sizes,
     rotate_flow_half_turn,
     rotate_image_half_turn,
@@ -207,9 +211,10 @@ class NetworkEstimator(LoadingEstimator):
                 )
                 run(blank, blank, updates=1)
             if not exact and size is not None:
-                levels = self._list_cascade_sizes(PairSize(1, *size, target))
+                height, width = self._compute_network_size(*size)
+                levels = self._list_cascade_sizes(PairSize(1, height, width, target))
                 if self.config.double:
-                    levels.append(PairSize(1, 2 * size[0], 2 * size[1], target))
+                    levels.append(PairSize(1, 2 * height, 2 * width, target))
                 for level in levels:
                     self._get_or_prepare_network(network, level, len(levels))
 
@@ -283,7 +288,13 @@ class NetworkEstimator(LoadingEstimator):
         check_fork_safety_and_record_use(frame1.device)
         with torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             still = find_still_areas(frame1, frame2)
-            results = self._estimate_coarse_to_fine(frame1, frame2, initial_flows, progress, requested)
+            size = frame1.shape[-2:]
+            network_size = self._compute_network_size(*size)
+            pair = resample_frame(frame1, network_size), resample_frame(frame2, network_size)
+            results = [
+                self._resample_result(result, *size)
+                for result in self._estimate_coarse_to_fine(*pair, initial_flows, progress, requested)
+            ]
             if still is None or 0 in self._get_fine_and_coarse_updates():
                 return results, still
             return [
@@ -356,9 +367,7 @@ class NetworkEstimator(LoadingEstimator):
             for index, (flow, log_scale) in enumerate(turned):
                 upright = FlowWithLogScale(rotate_flow_half_turn(flow), rotate_image_half_turn(log_scale))
                 best[index] = average_flows_or_select_confident(best[index], upright)
-            # The confidence was fitted with no smaller scales than one size's.
-            min_log_scale = cast("Any", network.config).log_scale_min
-            return [_NetworkFlow(one.flow, one.log_scale.clamp(min_log_scale)) for one in best]
+            return [_NetworkFlow(one.flow, self._clamp_log_scale(one.log_scale)) for one in best]
 
     def _estimate_at_frame_size(
         self,
@@ -435,6 +444,25 @@ class NetworkEstimator(LoadingEstimator):
         """Return :meth:`_get_fine_and_coarse_updates`, None where the network decides."""
         fine = self.config.updates
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
+
+    def _compute_network_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the (height, width) at which frames are estimated; only the package's own networks enlarge frames."""
+        enlarges = self.config.cascade and get_method(self.method).cascades
+        return compute_enlarged_size(height, width) if enlarges else (height, width)
+
+    def _resample_result(self, result: _NetworkFlow, height: int, width: int) -> _NetworkFlow:
+        """Resample a result to the frames' size, in their pixels."""
+        if result.flow.shape[-2:] == (height, width):
+            return result
+        if result.log_scale is None:
+            return _NetworkFlow(resample_flow(result.flow, height, width))
+        estimate = FlowWithLogScale(result.flow, result.log_scale)
+        flow, log_scale = resample_flow_with_log_scale(estimate, height, width)
+        return _NetworkFlow(flow, self._clamp_log_scale(log_scale))
+
+    def _clamp_log_scale(self, log_scale: Tensor) -> Tensor:
+        """Return the log scale with none below those of one size, with which the confidence was fitted."""
+        return log_scale.clamp(cast("Any", NETWORKS[self.method]).log_scale_min)
 
     def _list_cascade_sizes(self, size: PairSize) -> list[PairSize]:
         """Return the sizes of the cascade for frames of ``size``, finest first."""

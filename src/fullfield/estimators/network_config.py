@@ -23,7 +23,7 @@ class NetworkSettings(Config):
 
     The method chooses fields that are None.
 
-    :mod:`fullfield.models.cascade` describes the cascade and twice the size.
+    :mod:`fullfield.models.cascade` describes the cascade, enlarged frames and twice the size.
 
     >>> NetworkSettings(updates=8, cascade=False).updates
     8
@@ -40,8 +40,8 @@ class NetworkSettings(Config):
     )
     cascade: bool | None = create_field(
         None,
-        "start frames whose smaller side exceeds 800 pixels at a quarter of their size or less; "
-        "the package's own networks do",
+        "start frames whose smaller side exceeds 800 pixels at a quarter of their size or less; the package's own "
+        "networks do, and enlarge frames of fewer than 440,000 pixels",
     )
     coarse_updates: int | None = create_field(
         None, "updates at the coarser levels of a cascade; auto: as at the finest"

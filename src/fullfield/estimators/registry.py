@@ -40,7 +40,7 @@ class Method:
         estimator: ``"module:class"`` of the estimator, built with the configuration and ``backend``.
         is_family: whether the class also receives the method's name, as its first argument.
         network: entry of :data:`fullfield.models.weights.NETWORKS` whose published weights it takes.
-        cascades: whether large frames are cascaded unless the configuration says otherwise.
+        cascades: whether large frames are cascaded, and small ones enlarged, unless the configuration says otherwise.
         luminance_only: whether colour adds nothing, so that live video may be read in grey.
     """
 

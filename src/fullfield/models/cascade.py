@@ -7,6 +7,7 @@ Features have an eighth of the frames' size, so objects thinner than a cell are 
 of a pixel. Both improve at a larger size, which starts from the flow of the frames' own size because motion beyond
 the training range would be lost. A network that estimates its uncertainty decides between the two at every pixel. It
 seldom expects an error under a pixel of the size that it sees, so the larger size wins where it is confident at both.
+Small frames are estimated at a larger size alone: their motion stays within the training range.
 The larger size corrects the flow by four cells at most, the radius of the lookup: farther away it is mostly wrong.
 Frames that are turned by half a turn give a second estimate, whose errors are partly others.
 """
@@ -25,6 +26,11 @@ from fullfield import _check
 
 THRESHOLD = 800
 """Largest smaller side, in pixels, of frames that are not reduced to a quarter of their size first."""
+
+MIN_PIXELS = 440_000
+"""Pixels to which smaller frames are enlarged. Frames of 1024×436, on which costs are compared, have a few more."""
+
+_MAX_ENLARGEMENT = 2.0
 
 MAX_CORRECTION_PX = 32.0
 """Largest difference between the flow of enlarged frames and that of the frames' own size that is taken."""
@@ -60,6 +66,15 @@ def list_quartered_sizes(height: int, width: int, threshold: int = THRESHOLD) ->
         height, width = ((side + 2) // 4 for side in sizes[-1])
         sizes.append((height, width))
     return sizes
+
+
+def compute_enlarged_size(height: int, width: int) -> tuple[int, int]:
+    """Return (height, width) of frames enlarged to :data:`MIN_PIXELS`, by a factor of two at most.
+
+    Frames that have as many pixels keep their size.
+    """
+    scale = min(_MAX_ENLARGEMENT, math.sqrt(MIN_PIXELS / (height * width)))
+    return (height, width) if scale <= 1 else (round(scale * height), round(scale * width))
 
 
 def resample_flow(flow: Tensor, height: int, width: int) -> Tensor:
@@ -143,10 +158,16 @@ class Cascade:
 
 
 def resample_frame(frame: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resample a frame [B, C, H, W], uint8 or floating, to another (height, width), bilinearly."""
+    """Resample a frame [B, C, H, W], uint8 or floating, to (height, width); one of that size stays.
+
+    It is bicubic where the frame is enlarged, which keeps more of its detail, and bilinear where it is reduced.
+    """
+    if frame.shape[-2:] == size:
+        return frame
     if frame.dtype == torch.uint8:
         frame = frame.to(torch.float32) / 255
-    return functional.interpolate(frame, size=size, mode="bilinear", align_corners=False)
+    mode = "bicubic" if size[0] * size[1] > frame.shape[-2] * frame.shape[-1] else "bilinear"
+    return functional.interpolate(frame, size=size, mode=mode, align_corners=False)
 
 
 class FlowWithLogScale(NamedTuple):
@@ -154,6 +175,13 @@ class FlowWithLogScale(NamedTuple):
 
     flow: Tensor  # [B, 2, H, W], pixels
     log_scale: Tensor  # [B, 1, H, W], logarithm of the expected error in pixels
+
+
+def resample_flow_with_log_scale(estimate: FlowWithLogScale, height: int, width: int) -> FlowWithLogScale:
+    """Resample a flow with its expected error to another size over the same picture, in pixels of the new size."""
+    ratio = math.sqrt(estimate.flow.shape[-2] * estimate.flow.shape[-1] / (height * width))
+    log_scale = functional.interpolate(estimate.log_scale, size=(height, width), mode="bilinear", align_corners=False)
+    return FlowWithLogScale(resample_flow(estimate.flow, height, width), log_scale - math.log(ratio))
 
 
 def select_more_confident_flow(own: FlowWithLogScale, enlarged: FlowWithLogScale) -> FlowWithLogScale:
@@ -165,11 +193,7 @@ def select_more_confident_flow(own: FlowWithLogScale, enlarged: FlowWithLogScale
         own: flow of the frames at their own size.
         enlarged: flow of the same frames at another size, in its pixels.
     """
-    height, width = own.flow.shape[-2:]
-    ratio = math.sqrt(enlarged.flow.shape[-2] * enlarged.flow.shape[-1] / (height * width))
-    expected = functional.interpolate(enlarged.log_scale, size=(height, width), mode="bilinear", align_corners=False)
-    expected = expected - math.log(ratio)
-    other = resample_flow(enlarged.flow, height, width)
+    other, expected = resample_flow_with_log_scale(enlarged, *own.flow.shape[-2:])
     correction = (other - own.flow).norm(dim=1, keepdim=True)
     better = (expected < own.log_scale) & (correction <= MAX_CORRECTION_PX)
     flow = _set_nan_where_either_is_nan(torch.where(better, other, own.flow), other, own.flow)
