@@ -29,7 +29,11 @@ from fullfield.ops.tvl1.config import THREE_PASSES
 
 DATA = data_folder()
 RESULT = RESULTS / "errors_cpu.json"
-SOURCES = ["src/fullfield/models/fullfield_*.safetensors", "src/fullfield/ops/tvl1/_*kernels.py"]
+SOURCES = [
+    "src/fullfield/models/cascade.py",
+    "src/fullfield/models/fullfield_*.safetensors",
+    "src/fullfield/ops/tvl1/_*kernels.py",
+]
 RAFT = {
     name: {"method": kind, "weights": DATA / "weights" / f"{name}.pth"}
     for name, kind in (("raft-things", "raft"), ("raft-small", "raft-small"), ("raft-sintel", "raft"))
