@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import mean, pstdev
 from typing import Any
 
 from benchmarks.markdown import table_text
@@ -16,8 +15,6 @@ MARK_CALLS = "<!-- public calls: begin -->\n"
 MARK_SHORT = "<!-- compared: begin -->\n"
 MARK_LIKE = "<!-- networks in equal precision: begin -->\n"
 MARK_SWEEPS = "<!-- table 10 of Briedis et al.: begin -->\n"
-MARK_SHARES = "<!-- table 3 of Briedis et al.: begin -->\n"
-MARK_MEMORY = "<!-- table 8 of Briedis et al.: begin -->\n"
 MARK_STEPS = "<!-- table 4 of Briedis et al.: begin -->\n"
 MARK_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 TITLES = {"raft": "RAFT", "sea-raft-m": "SEA-RAFT (M)"}
@@ -112,10 +109,17 @@ def format_error(row: dict[str, Any]) -> str:
 def format_cost(row: dict[str, Any], with_error: bool = True) -> str:
     """Return seconds and peak memory of a row, and its error, or why it has none."""
     if row["status"] != "ok":
-        return str(row["status"])
+        return describe_status(row)
     seconds, memory = row["median_s"], row["peak_bytes"] / 2**30
     error = f", {text}" if with_error and (text := format_error(row)) else ""
-    return (f"{1e3 * seconds:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s") + f", {memory:.1f} GiB{error}"
+    date = f" ({row['date']})" if "date" in row else ""
+    return (f"{1e3 * seconds:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s") + f", {memory:.1f} GiB{error}{date}"
+
+
+def describe_status(row: dict[str, Any]) -> str:
+    """Return the status of a row without times; of a volume whose size was only computed, that it does not fit."""
+    is_computed = row["status"] == "out of memory" and row.get("reason", "").startswith("the volume ")
+    return "does not fit" if is_computed else str(row["status"])
 
 
 def is_compiled(row: dict[str, Any]) -> bool:
@@ -193,20 +197,34 @@ def list_slower_halves(case: dict[str, Any]) -> list[str]:
     return [NAMES[name] for name, single in pairs if "ptlflow" in name and times[name] > times.get(single, times[name])]
 
 
+def add_older_peers(case: dict[str, Any], older: list[Measured]) -> dict[str, Any]:
+    """Return the case with the rows of ``EXTENSION`` of an older run of its network, which get that run's date."""
+    result = [
+        row | {"date": run["environment"]["date"]}
+        for each, run in older
+        if (each["method"], each["size"]) == (case["method"], case["size"])
+        for row in select_rows(each, EXTENSION)
+    ]
+    return {**case, "rows": case["rows"] + [row for row in result if not select_rows(case, (row["name"],))]}
+
+
 def networks_table() -> str:
     """Return whole networks in equal precision, float32 first."""
     result = load_cases(*BOTH)
-    with_extension = {case["method"] for case, _ in result if case["size"] == LARGE and select_rows(case, EXTENSION)}
     older = [each for each in load_cases(OLDER) if each[0]["size"] == LARGE]
-    result += [each for each in older if each[0]["method"] not in with_extension]
+    newer = {case["method"] for case, _ in result if case["size"] == LARGE}
+    with_extension = {case["method"] for case, _ in result if case["size"] == LARGE and select_rows(case, EXTENSION)}
+    result = [(add_older_peers(case, older), run) for case, run in result]
+    result += [each for each in older if each[0]["method"] not in newer]
     lines: dict[str, tuple[list[str], dict[str, Any]]] = {}
     for precision in (SINGLE, HALF):
         for case, results in result:
             row = build_network_row(case, results, precision)
-            if row and (row[0] not in lines or " GiB" not in lines[row[0]][0][2]):  # no peer finished in that run
-                lines[row[0]] = (row, results)
+            if row:
+                lines.setdefault(row[0], (row, results))
     rows = [["one pair of frames on the GPU", "fullfield", "others"], *(row for row, _ in lines.values())]
     used = [results for _, results in lines.values()]
+    used += [run for case, run in older if case["method"] in newer - with_extension]
     compiled = [
         row["first_call_s"] for case, _ in result for row in case["rows"] if is_compiled(row) and "median_s" in row
     ]
@@ -253,7 +271,7 @@ def format_time_and_memory(row: dict[str, Any], eager: bool = False) -> str:
     """Return milliseconds, by graph replay where there is one, and peak memory; else the status and the reason."""
     if row["status"] != "ok":
         has_reason = row["status"] not in ("check failed", "out of memory")
-        return f"{row['status']}: {row['reason']}" if has_reason else str(row["status"])
+        return f"{row['status']}: {row['reason']}" if has_reason else describe_status(row)
     replayed = isinstance(row.get("graph"), dict) and not eager
     timing, mark = (row["graph"], "") if replayed else (row["eager"], " eager")
     memory = row["peak_with_inputs_bytes"] / 1e6
@@ -262,10 +280,19 @@ def format_time_and_memory(row: dict[str, Any], eager: bool = False) -> str:
 
 
 def lookup_row(
-    size: list[int], name: str, scene: str, dtype: str | None = None, *, updates: int = 32, channels: int = 256
+    size: list[int],
+    name: str,
+    scene: str,
+    dtype: str | None = None,
+    *,
+    updates: int = 32,
+    channels: int = 256,
+    file: str | None = None,
 ) -> Measured | None:
-    """Return the first row of a contender, and its results; None where it was not measured."""
+    """Return the first row of a contender, in ``file`` if given, and its results; None where it was not measured."""
     for case, results in load_lookup_cases():
+        if file not in (None, results["file"]):
+            continue
         if (case["size"], case["scene"], case["updates"], case["channels"]) == (size, scene, updates, channels):
             if dtype is not None and case["dtype"] != dtype:
                 continue
@@ -365,7 +392,7 @@ SWEPT = {"width": "feature map", "updates": "lookups at 512×224", "channels": "
 
 def find_swept_case(variable: str, value: int, name: str, scene: str) -> Measured | None:
     """Return the first row of a contender at this value of the variable, and its results."""
-    requested = {"width": 512, "updates": 32, "channels": 256, variable: value}
+    requested: dict[str, Any] = {"width": 512, "updates": 32, "channels": 256, variable: value}
     width = requested.pop("width")
     dtype = "bfloat16" if name == "cuda" else None
     return lookup_row([width * 7 // 16, width], name, scene, dtype, **requested)
@@ -452,60 +479,6 @@ def steps_table() -> str:
     return f"{table_text(rows)}\n" + "\n".join(notes) + "\n"
 
 
-def shares_table() -> str:
-    """Return the paper's table 3 and the shares of the recorded lookups, mean and deviation over the pairs."""
-    stored = stored_result("lookup_shares_cpu.json")
-    shares: dict[tuple[int, str], list[float]] = {}
-    for share in (share for file in stored["files"] for share in file["shares"] if share["level"] == 0):
-        shares.setdefault((share["block"], share["layout"]), []).append(100 * share["share"])
-    rows = [
-        ["blocks", *(f"{layout}, {who}" for layout in ("row-major", "patch-major") for who in ("published", "here"))]
-    ]
-    for line in published.rows("3"):
-        cells = []
-        for layout in ("row-major", "patch-major"):
-            paper, here = line[layout.replace("-", "_")], shares.get((line["block"], layout))
-            if paper is None:  # single cells have only one layout
-                cells += ["", ""]
-                continue
-            here = here or shares[line["block"], "row-major"]
-            cells += [f"{paper['mean']} ± {paper['std']} %", f"{mean(here):.1f} ± {pstdev(here):.1f} %"]
-        rows.append([f"{line['block']}×{line['block']}", *cells])
-    sizes = sorted((file["size"] for file in stored["files"]), key=lambda size: size[0] * size[1])
-    return (
-        f"{table_text(rows)}\nShare of the finest level's matrix that 32 lookups of RAFT read, in blocks. Published: "
-        f"{published.source()}, table 3, the training set of Sintel. Here: {len(sizes)} pairs, maps of "
-        f"{sizes[0][1]}×{sizes[0][0]} to {sizes[-1][1]}×{sizes[-1][0]}, {describe_commit(stored)}.\n"
-    )
-
-
-def memory_table() -> str:
-    """Return the paper's table 8, and ptlflow's models at two of its sizes, unpatched and patched."""
-    stored = stored_result("patched_h200.json")
-    names = {"raft": "raft", "ms-raft+": "ms_raft_p", "dpflow": "dpflow", "sea-raft": "sea_raft_m"}
-    sizes = {"KITTI 2015": [375, 1242], "Sintel": [436, 1024]}
-    heads = [f"{form}, {who}" for who in ("published", "here") for form in ("dense volume", "linear")]
-    rows = [["network, frames", *heads]]
-
-    def cell(seconds: float | None, memory: float) -> str:
-        return "failed" if seconds is None else f"{seconds:.2g} s, {memory:.2f} GiB"
-
-    for line in published.rows("8"):
-        if line["dataset"] not in sizes:
-            continue
-        case = find_case(stored["cases"], model=names[line["method"]], size=sizes[line["dataset"]], train=False)
-        paper = (line[key] for key in ("default", "ours"))
-        cells = [each if isinstance(each, str) else cell(each["runtime_s"], each["memory_gib"]) for each in paper]
-        here = (find_row_by_prefix(case, name) for name in ("as it is", "patched"))
-        cells += [cell(row.get("median_s"), row.get("peak_bytes", 0) / 2**30) for row in here]
-        rows.append([f"{line['method']}, {line['dataset']}", *cells])
-    return (
-        f"{table_text(rows)}\nPublished: {published.source()}, table 8, NVIDIA GH200, trained weights. Here: one pair "
-        "of the data sets' size, random weights, ptlflow 0.4.2 as it is and patched; sea-raft is M. Spring's size was "
-        f"not measured. {environments([stored])}.\n"
-    )
-
-
 # ---- README
 
 
@@ -528,7 +501,8 @@ def short_table() -> str:
         rows.append([single[0], f"{single[1]}, eager", single[2]])
     if half:
         is_same_case = single is not None and half[0] == single[0].replace(SINGLE, HALF)
-        rows.append([f"the same, {HALF}" if is_same_case else half[0], *half[1:]])
+        title = f"the same, {HALF}" if is_same_case else half[0]
+        rows.append([title, f"{half[1]}, `PreparedFlow`", half[2]])
     size = [224, 512]
     ours = lookup_row(size, "cuda", EASY, SINGLE)
     peers = [(name, lookup_row(size, name, EASY, SINGLE)) for name in ("alt_cuda_corr", COMPILED, TRITON)]
@@ -536,6 +510,7 @@ def short_table() -> str:
     if ours is None or not measured:
         raise ValueError("the results lack the lookup at 512×224")
     name, theirs = min(measured, key=lambda peer: float(peer[1][0]["eager"]["median_s"]))
+    ours = lookup_row(size, "cuda", EASY, SINGLE, file=theirs[1]["file"]) or ours  # of the peer's run if it has it
     where = ", ".join(sorted({get_gpu_name(ours[1]), get_gpu_name(theirs[1])}))
     title = f"RAFT's 32 correlation lookups alone, 512×224 feature maps, float32, {where}"
     rows.append(
@@ -593,8 +568,6 @@ PAGES = {
     "benchmarks/notes/lookup_paper.md": (
         (MARK_SWEEPS, sweeps_table),
         (MARK_STEPS, steps_table),
-        (MARK_SHARES, shares_table),
-        (MARK_MEMORY, memory_table),
     ),
 }
 """Page, then the mark and the words of each part, as in ``tables.py``."""

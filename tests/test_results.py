@@ -38,6 +38,7 @@ def test_numbers_on_pages_are_stored() -> None:
         ("It takes 3.8 times as long, 2.7× its floor, 4×4 tiles.", ["3.8", "2.7"]),
         ("One takes 4.0 ms. <!-- = fullfield_s_h200[\"network\"][\"1920x1080\"][\"median_ms\"] -->", []),
         ("One takes 4.1 ms. <!-- = fullfield_s_h200[\"network\"][\"1920x1080\"][\"median_ms\"] -->", ["4.1"]),
+        ("It takes twice the time of others, which take half as long.", ["2", "0.5"]),
         ("It needs 8 %. <!-- in src/fullfield/registration/verdict.py -->", []),
         ("It needs 7 %. <!-- in src/fullfield/registration/verdict.py -->", ["7"]),
     ],
@@ -82,6 +83,33 @@ def test_pages_mark_results_older_than_code() -> None:
         if (names := script["unmarked_results"]((ROOT / page).read_text("utf-8"), older, page in script["NOTES"]))
     }
     assert unmarked == {}
+
+
+def test_generated_captions_mark_results_older_than_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import like_for_like  # its captions name the results that are shown, of many that are read
+
+    numbers, tables = load_script("page_numbers"), load_script("tables")
+    older = {f"{name}.json" for name in numbers["older_results"]()}
+    read_text, files = Path.read_text, set[str]()
+
+    def record_file(path: Path, *arguments: Any, **keywords: Any) -> str:
+        files.add(path.name)
+        return read_text(path, *arguments, **keywords)
+
+    monkeypatch.setattr(Path, "read_text", record_file)
+    unmarked = []
+    for page, parts in tables["PAGES"].items():
+        for mark, make in parts:
+            if (mark, make) in like_for_like.PAGES.get(page, ()):
+                continue
+            files.clear()
+            text = make()
+            shown = read_text(ROOT / page, "utf-8") if page in numbers["NOTES"] else text
+            for name in sorted(files & older):
+                about = json.loads(read_text(ROOT / "benchmarks" / "results" / name, "utf-8")).get("environment", {})
+                if OLDER not in shown or not (name in shown or about["commit"][:7] in shown):
+                    unmarked.append((page, mark.strip(), name))
+    assert unmarked == []
 
 
 @pytest.mark.parametrize(

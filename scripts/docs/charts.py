@@ -45,7 +45,7 @@ def draw(folder: Path) -> Path:
                 memory.axvline(width, color=color, linestyle=":")
                 inside = memory.get_xaxis_transform()  # the height as a share of the axes
                 memory.text(
-                    width, 0.97, f" {label}:\n out of memory", color=color, fontsize=7, va="top", transform=inside
+                    width, 0.97, f" {label}:\n does not fit", color=color, fontsize=7, va="top", transform=inside
                 )
     for axes, title in ((times, "time of a pair's 32 lookups, ms"), (memory, "peak memory, GB")):
         axes.set(xscale="log", yscale="log", xlabel="frames", title=title)

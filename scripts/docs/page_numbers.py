@@ -3,8 +3,9 @@
 python scripts/docs/page_numbers.py [PAGE ...]     print the numbers without a source; exit with 1 if there are any
 
 A number counts as measured when a unit of time, memory, length, error, ratio, rate or energy follows it, or when it
-follows the name of a score. Sizes in pixels, counts of options, versions and dates have no such unit. A paragraph, list
-item or table row that holds such numbers ends with a comment, which the reader of the page does not see:
+follows the name of a score; "twice the time" and "half the memory" count as well. Sizes in pixels, counts of options,
+versions and dates have no such unit. A paragraph, list item or table row that holds such numbers ends with a comment,
+which the reader of the page does not see:
 
     <!-- = fullfield_s_h200["network"]["1920x1080"]["median_ms"]; 4 * 436 * 1024 / 1e6 -->
     <!-- in src/fullfield/registration/limits.py -->
@@ -47,6 +48,8 @@ UNITS = (
 NUMBER = r"(?<![\w.,²³⁄/^×:-])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
 MEASURED = re.compile(rf"({NUMBER}(?:(?: to | and | or | / |, | ± | against |–){NUMBER})*){UNITS}")
 SCORE = re.compile(rf"(?:error|recall|precision)(?: is| of| was)? ({NUMBER})")
+MULTIPLE = re.compile(r"\b(half|twice) (?:the (?:time|memory)|as (?:long|much))\b")
+MULTIPLES = {"half": "0.5", "twice": "2"}
 NOTES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks" / "notes").glob("*.md")))
 STATE = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{7,12}\b|\b20\d\d-\d\d-\d\d\b|\b\d+ November\b|\bNovember 20\d\d\b")
 """Commit or date of a run, as notebooks name it."""
@@ -103,7 +106,8 @@ def measured_numbers(block: str) -> list[str]:
     text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "", re.sub(r"<!--.*?-->", "", block, flags=re.DOTALL)))
     text = re.sub(r"\s+", " ", text)
     matches = (match for pattern in (MEASURED, SCORE) for match in pattern.finditer(text))
-    return list(dict.fromkeys(number for match in matches for number in re.findall(NUMBER, match[1])))
+    numbers = [number for match in matches for number in re.findall(NUMBER, match[1])]
+    return list(dict.fromkeys([*numbers, *(MULTIPLES[word] for word in MULTIPLE.findall(text))]))
 
 
 def allowed_values(block: str) -> tuple[list[float], str]:

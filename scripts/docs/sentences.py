@@ -61,7 +61,7 @@ def points() -> str:
         ours, other = (next(row for row in case["rows"] if row["name"].startswith(n)) for n in ("cuda", "pointel"))
         ratios = (other[way]["median_s"] / ours[way]["median_s"] for way in ("forward", "training"))
         shown.append(" / ".join(f"{ratio:.1f}" for ratio in ratios) + " times as long")
-    rows.append([f"float16, 128→128, {peer['environment']['date']}", *shown])
+    rows.append(["float16, 128→128", *shown])
     verdicts = stored["verdicts"][:-1]
     behind = [verdict for verdict in verdicts if "NOT ahead" in verdict]
     said = [f"`{one.partition(': ')[0]}`, {one.split('NOT ahead in ')[1].partition(';')[0]}" for one in behind]
@@ -73,7 +73,8 @@ def points() -> str:
         f"{times('training', part='sizes')} with gradients (bfloat16, 64→64, 0.1 to 10 million points). On voxels the "
         f"faster of spconv and ocnn takes {times('forward', part='voxels')} and\n"
         f"{times('training', part='voxels')} (float16). In {ahead} ours takes less time and memory than these, or at "
-        f"most 2 % more memory.{listed}\n{describe_run(stored, 'points')}"
+        f"most 2 % more memory.{listed}\n{describe_run(stored, 'points').rstrip()}\n"
+        f"128→128: {describe_commit(peer)}.\n"
     )
 
 

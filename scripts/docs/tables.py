@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = str(ROOT), str(Path(__file__).resolve().parent)  # the benchmarks read their results
 import error_tables  # noqa: E402  lies beside this file
 import operator_tables  # noqa: E402  so do these
+import paper_tables  # noqa: E402
 import sentences  # noqa: E402
 
 from benchmarks import like_for_like  # noqa: E402
@@ -111,17 +112,27 @@ def times_and_memory(case: dict[str, Any], told: str) -> list[str]:
     by_name = {row["name"]: row for row in case["rows"]}
     result = (by_name.get(name, {"status": ""}) for name in FORMS)
     return [
-        told.format(row["median_s"], row["peak_bytes"] / 2**30) if row["status"] == "ok" else str(row["status"])
+        told.format(row["median_s"], row["peak_bytes"] / 2**30)
+        if row["status"] == "ok"
+        else like_for_like.describe_status(row)
         for row in result
     ]
 
 
 NETWORK_RUNS = ("models_h200.json", "models_h200_16k.json")
+NEWER_RUN = "like_sea_raft_8k.json"
+NEWER_FORMS = {"module": "exact", "fast": "fast", "ptlflow, dense": "ptlflow, dense"}
+"""Forms of ``NEWER_RUN`` that replace those of the older runs, with the older name."""
 
 
 def network_cases() -> list[dict[str, Any]]:
     """Return whole networks on the GPU by network and size."""
     result = [case for name in NETWORK_RUNS for case in stored_result(name)["cases"] if "diverged" not in case]
+    newer, _ = like_for_like.load_cases(NEWER_RUN)[0]
+    for case in result:
+        if (case["method"], case["size"], case["updates"]) == (newer["method"], newer["size"], newer["updates"]):
+            rows = {NEWER_FORMS[row["name"]]: row for row in newer["rows"] if row["name"] in NEWER_FORMS}
+            case["rows"] = [{**rows.get(row["name"], row), "name": row["name"]} for row in case["rows"]]
     return sorted(result, key=lambda case: (case["method"], case["size"]))
 
 
@@ -145,6 +156,7 @@ def models_table() -> str:
         f"({min(inside):.0%} to {max(inside):.0%} of the lookups inside the map, mean window {min(windows):.0f} to "
         f"{max(windows):.0f} cells); Sintel's frames, enlarged.",
         "RAFT at 8192×3432 and 15360×6432 is not shown: its estimate had diverged.",
+        f"At 8192×3432 module and prepared form are of {describe_commit(stored_result(NEWER_RUN))}.",
         f"{like_for_like.environments(runs)}; `python -m benchmarks models`.",
     ]
     return "\n".join(lines) + "\n"
@@ -533,7 +545,10 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "docs/tvl1.md": ((MARK_TVL1_RATES, tvl1_rates),),
     "benchmarks/notes/tvl1_romera.md": ((MARK_TVL1_GPU, tvl1_gpu_table), (MARK_TVL1_PAGE, tvl1_gpu_page)),
 }
-for _others in (like_for_like.PAGES, operator_tables.PAGES, error_tables.PAGES, sentences.PAGES):
+for _others in (
+    like_for_like.PAGES,
+    *(each.PAGES for each in (operator_tables, paper_tables, error_tables, sentences)),
+):
     for _page, _parts in _others.items():
         PAGES[_page] = (*PAGES.get(_page, ()), *_parts)
 

@@ -57,6 +57,7 @@ def test_networks_table_compares_equal_precision_only(tables: ModuleType) -> Non
     assert "the same, half precision" in short_half
     assert [number in half for number in numbers] == [True, False, True, False, True]
     assert [number in short_half for number in numbers] == [True, False, False, False, True]
+    assert "GiB, `PreparedFlow` |" in short_half
     assert "its first call takes 27 to 27 s" in tables.networks_table()
 
 
@@ -114,8 +115,8 @@ def test_networks_table_ignores_errors_of_random_weights(tables: ModuleType) -> 
         assert not any("px off" in line for line in lines)
 
 
-def test_networks_table_prefers_run_in_which_a_peer_finished(tables: ModuleType) -> None:
-    failed = {"name": "ptlflow, dense", "status": "out of memory"}
+def test_networks_table_adds_peer_of_older_run_with_its_date(tables: ModuleType) -> None:
+    failed = {"name": "ptlflow, dense", "status": "out of memory", "reason": "the volume has 1.9e+11 elements"}
     for name, ours, others in (
         ("like_sea_raft_8k.json", 0.0222, [failed]),
         (tables.OLDER, 0.0333, [failed, row("ptlflow, alt_cuda_corr", 0.0444)]),
@@ -124,8 +125,8 @@ def test_networks_table_prefers_run_in_which_a_peer_finished(tables: ModuleType)
         stored = {"bench": "models", "cases": [case], "environment": ENVIRONMENT}
         (tables.RESULTS / name).write_text(json.dumps(stored))
     (line,) = (each for each in tables.networks_table().splitlines() if "8192×3432, float32" in each)
-    assert "33.3 ms" in line
-    assert "out of memory; ptlflow, alt_cuda_corr 44.4 ms" in line
+    assert "| 22.2 ms, 2.0 GiB |" in line
+    assert f"does not fit; ptlflow, alt_cuda_corr 44.4 ms, 2.0 GiB ({ENVIRONMENT['date']})" in line
 
 
 def test_networks_table_shows_cascade_of_diverged_network(tables: ModuleType) -> None:

@@ -40,21 +40,21 @@ class NetworkSettings(Config):
     )
     cascade: bool | None = create_field(
         None,
-        "start frames whose smaller side exceeds 800 pixels at a quarter of their size or less; the package's own "
-        "networks do, and enlarge frames of fewer than 440,000 pixels",
+        "start frames whose smaller side exceeds 800 pixels at a quarter of their size or less; the package's "
+        "networks do, and enlarge frames under 440,000 pixels",
     )
     coarse_updates: int | None = create_field(
         None, "updates at the coarser levels of a cascade; auto: as at the finest"
     )
     double: bool | None = create_field(
         None,
-        "also estimate at twice the size, upright and upside down, and keep the most confident flow of each pixel: "
-        "ten times the work",
+        "also estimate at twice the size, upright and upside down; keep each pixel's most confident flow, or the "
+        "mean of two that agree: ten times the work",
     )
     precision: str = create_field(
         "auto",
-        "exact: float32; fast: half precision; bfloat16: fast with more range; auto: fast on a GPU with the kernels, "
-        "and for method auto on a CPU with AVX-512 BF16, else exact",
+        "exact: float32; fast: half precision (float32 on a CPU without AVX-512 BF16); bfloat16: fast with more range; "
+        "auto: fast on a GPU with the kernels, for method auto on a CPU with AVX-512 BF16, else exact",
         PRECISIONS,
     )
 

@@ -1,0 +1,71 @@
+"""Tables 3 and 8 of Briedis et al. with what was measured here, made of the stored results."""
+
+from __future__ import annotations
+
+from statistics import mean, pstdev
+
+from benchmarks.like_for_like import environments, find_case, find_row_by_prefix
+from benchmarks.markdown import table_text
+from benchmarks.paper import published
+from benchmarks.stored import describe_commit, stored_result
+
+MARK_SHARES = "<!-- table 3 of Briedis et al.: begin -->\n"
+MARK_MEMORY = "<!-- table 8 of Briedis et al.: begin -->\n"
+
+
+def shares_table() -> str:
+    """Return the paper's table 3 and the shares of the recorded lookups, mean and deviation over the pairs."""
+    stored = stored_result("lookup_shares_cpu.json")
+    shares: dict[tuple[int, str], list[float]] = {}
+    for share in (share for file in stored["files"] for share in file["shares"] if share["level"] == 0):
+        shares.setdefault((share["block"], share["layout"]), []).append(100 * share["share"])
+    rows = [
+        ["blocks", *(f"{layout}, {who}" for layout in ("row-major", "patch-major") for who in ("published", "here"))]
+    ]
+    for line in published.rows("3"):
+        cells = []
+        for layout in ("row-major", "patch-major"):
+            paper, here = line[layout.replace("-", "_")], shares.get((line["block"], layout))
+            if paper is None:  # single cells have only one layout
+                cells += ["", ""]
+                continue
+            here = here or shares[line["block"], "row-major"]
+            cells += [f"{paper['mean']} ± {paper['std']} %", f"{mean(here):.1f} ± {pstdev(here):.1f} %"]
+        rows.append([f"{line['block']}×{line['block']}", *cells])
+    sizes = sorted((file["size"] for file in stored["files"]), key=lambda size: size[0] * size[1])
+    return (
+        f"{table_text(rows)}\nShare of the finest level's matrix that 32 lookups of RAFT read, in blocks. Published: "
+        f"{published.source()}, table 3, the training set of Sintel. Here: {len(sizes)} pairs, maps of "
+        f"{sizes[0][1]}×{sizes[0][0]} to {sizes[-1][1]}×{sizes[-1][0]}, {describe_commit(stored)}.\n"
+    )
+
+
+def memory_table() -> str:
+    """Return the paper's table 8, and ptlflow's models at two of its sizes, unpatched and patched."""
+    stored = stored_result("patched_h200.json")
+    names = {"raft": "raft", "ms-raft+": "ms_raft_p", "dpflow": "dpflow", "sea-raft": "sea_raft_m"}
+    sizes = {"KITTI 2015": [375, 1242], "Sintel": [436, 1024]}
+    heads = [f"{form}, {who}" for who in ("published", "here") for form in ("dense volume", "linear")]
+    rows = [["network, frames", *heads]]
+
+    def cell(seconds: float | None, memory: float) -> str:
+        return "failed" if seconds is None else f"{seconds:.2g} s, {memory:.2f} GiB"
+
+    for line in published.rows("8"):
+        if line["dataset"] not in sizes:
+            continue
+        case = find_case(stored["cases"], model=names[line["method"]], size=sizes[line["dataset"]], train=False)
+        paper = (line[key] for key in ("default", "ours"))
+        cells = [each if isinstance(each, str) else cell(each["runtime_s"], each["memory_gib"]) for each in paper]
+        here = (find_row_by_prefix(case, name) for name in ("as it is", "patched"))
+        cells += [cell(row.get("median_s"), row.get("peak_bytes", 0) / 2**30) for row in here]
+        rows.append([f"{line['method']}, {line['dataset']}", *cells])
+    return (
+        f"{table_text(rows)}\nPublished: {published.source()}, table 8, NVIDIA GH200, trained weights. Here: one pair "
+        "of the data sets' size, random weights, ptlflow 0.4.2 as it is and patched; sea-raft is M. Spring's size was "
+        f"not measured. {environments([stored])}.\n"
+    )
+
+
+PAGES = {"benchmarks/notes/lookup_paper.md": ((MARK_SHARES, shares_table), (MARK_MEMORY, memory_table))}
+"""Page, then the mark and the words of each part, as in ``tables.py``."""
