@@ -208,9 +208,12 @@ class _Essence(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Drop the words of checks of arguments: ``require(condition, words ...)``."""
-        if ast.unparse(node.func).split(".")[-1] == "require":
+        """Drop the words of checks: ``require(condition, words ...)``, ``check_tensor(tensor, word, ...)``."""
+        checked = ast.unparse(node.func).split(".")[-1]
+        if checked == "require":
             node.args, node.keywords = node.args[:1], []
+        elif checked == "check_tensor":
+            del node.args[1:2]
         return self.generic_visit(node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:

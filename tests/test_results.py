@@ -162,6 +162,7 @@ def sample(image, window, *, rows=4):
     "Sample."
     if rows < 1:
         raise ValueError("rows")
+    check_tensor(image, "image", ("H", "W"))
     total = lookup(image, window)
     best = total * 2
     return [total + best + one for one in range(rows)]
@@ -189,6 +190,8 @@ extern "C" __global__ void lookup(Params p) {
         ("py", PYTHON, [('"Sample."', '"Sample all."'), ('("rows")', '(f"{rows}")'), ("=4", ": int = 4")], True),
         ("py", PYTHON, [("total", "products"), ("one", "index"), ("best", "doubled")], True),
         ("py", PYTHON, [("window", "radius"), ("sample", "sample_all")], True),
+        ("py", PYTHON, [('"image"', '"frame"')], True),
+        ("py", PYTHON, [('("H", "W")', '("H", 4)')], False),
         ("py", PYTHON, [("image, window, *", "window, image, *")], False),
         ("py", PYTHON, [("total * 2", "total * 3")], False),
         ("py", PYTHON, [("lookup", "other_lookup")], False),
