@@ -60,7 +60,7 @@ def _use_one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
 _CHOICES = (
     ("fullfield.ops._launching", "_get_rocm_gpu_name"),
     ("fullfield.ops._launching", "_explain_unsupported_gpu"),
-    ("fullfield.ops.matching.api", "_choose_backend"),
+    ("fullfield.ops.matching.api", "_choose_backend_name"),
     ("fullfield.ops.spatial_correlation.protocol", "_choose_backend_module_cached"),
     ("fullfield.models.prepared.runner", "choose_cpu_dtype"),
     ("fullfield.estimators.estimation", "_get_or_build_cached_estimator"),

@@ -38,7 +38,7 @@ from fullfield.models.sea_raft import compute_expected_log_scale
 from fullfield.nn.upsampling import convex_upsample
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
 from fullfield.ops._splatting import predict_next_flow
-from fullfield.ops.point_conv.geometry import compute_kernel_radius
+from fullfield.ops.point_conv.geometry import compute_equal_volume_radius
 from fullfield.registration import (
     LearnedDescriptor,
     compute_alignment_errors,
@@ -730,7 +730,7 @@ TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {
     "ops.point_conv.radius_geometry": lambda: parts(geometry()) + parts(geometry(centers=cloud(80, 1), radius=0.2)),
     "ops.point_conv.knn_geometry": lambda: parts(point_conv.knn_geometry(cloud(), 0.1, 8)),
     "ops.point_conv.voxel_geometry": lambda: parts(point_conv.voxel_geometry(cloud(), 0.1)),
-    "ops.point_conv.compute_kernel_radius": lambda: compute_kernel_radius(0.1, 5),
+    "ops.point_conv.compute_equal_volume_radius": lambda: compute_equal_volume_radius(0.1, 5),
     ("ops.neighbors.grid_downsample", "ops.neighbors.spatial_order"): lambda: (
         *neighbors.grid_downsample(cloud(), 0.2),
         neighbors.spatial_order(cloud()),

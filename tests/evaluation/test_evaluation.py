@@ -290,7 +290,7 @@ def test_evaluate_process_ranks_cover_all_pairs(pairs: FlowDataset, tmp_path: Pa
     taken = []
     for rank in range(3):
         process = ProcessRank(rank, 3)
-        taken += process.list_pair_indices_by_sequence(pairs) if warm_start else process.list_pair_indices(pairs)
+        taken += process.list_pair_indices_of_own_sequences(pairs) if warm_start else process.list_pair_indices(pairs)
         settings = EvaluationSettings(warm_start=warm_start, process=process)
         estimator = Counting()
         predict(

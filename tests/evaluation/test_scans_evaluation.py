@@ -20,7 +20,7 @@ from fullfield.datasets import open_scans
 from fullfield.datasets.scans import KITTIOdometry, RegistrationCriteria, ScanDataset, ScanRecord
 from fullfield.evaluation import EvaluationSettings, Registrar, evaluate_scans, score_scans
 from fullfield.evaluation.run import ScanRun
-from fullfield.evaluation.scans import POINTCNNPP, PROTOCOLS, register_and_store_missing_pairs
+from fullfield.evaluation.scans import POINTCNNPP, PROTOCOLS, register_store_and_count_missing_pairs
 from fullfield.evaluation.sharing import ProcessRank
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.registration import LearnedDescriptor, Registration
@@ -212,7 +212,7 @@ def test_predict_scans_shares_pairs_between_processes(pairs: Listed, tmp_path: P
     for rank in range(2):
         process = ProcessRank(rank, 2)
         config = ScanRun.load(tmp_path / "alone").config
-        register_and_store_missing_pairs(
+        register_store_and_count_missing_pairs(
             Wrong(), pairs, ScanRun(tmp_path / "shared", config), EvaluationSettings(process=process)
         )
     last = Wrong()

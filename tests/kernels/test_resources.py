@@ -75,7 +75,7 @@ def generate_lookup_source(
     request: LookupRequest, arch: str, out: int = 0, channels_last: bool = False
 ) -> KernelSource:
     forward = shapes.choose_forward_config(request, get_device_gpu_properties(arch))
-    actual = shapes.fit_lookup_config_if_possible(forward, out, channels_last, SHARED[arch])
+    actual = shapes.choose_fitting_lookup_config_or_none(forward, out, channels_last, SHARED[arch])
     assert actual is not None
     assert shapes.compute_lookup_shared_bytes(actual, out, channels_last) <= SHARED[arch]
     return shapes.generate_lookup_source(actual, out, channels_last)

@@ -23,7 +23,7 @@ from fullfield.training.flow.pictures import (
     read_pack_manifest,
     unpack_4bit_masks,
 )
-from fullfield.training.flow.procedural import MARGIN, create_procedural_shapes
+from fullfield.training.flow.procedural import MARGIN, draw_procedural_shape_masks
 from tools.textures.pack import (
     build_pack,
     fingerprint,
@@ -100,7 +100,7 @@ def photo(seed: int, height: int = 200, width: int = 260) -> np.ndarray:
 
 def cutout(seed: int) -> np.ndarray:
     """Colour and alpha [200, 240, 4] of a polygon."""
-    mask = Image.fromarray(create_procedural_shapes(8 * seed + 1, 0)[-1]).resize((240, 200))
+    mask = Image.fromarray(draw_procedural_shape_masks(8 * seed + 1, 0)[-1]).resize((240, 200))
     return np.dstack([photo(seed, 200, 240), np.asarray(mask)])
 
 
@@ -260,7 +260,7 @@ def test_is_duplicate_detects_resized_pictures() -> None:
     assert is_duplicate(fingerprint(shrunk), seen)
     assert not is_duplicate(fingerprint(photo(3)), seen)
     assert not is_duplicate(fingerprint(photo(1)), seen[:0])
-    shapes = create_procedural_shapes(10, 0)
+    shapes = draw_procedural_shape_masks(10, 0)
     seen = np.stack([shape_fingerprint(s) for s in shapes[:9]])
     assert is_same_shape(shape_fingerprint(shapes[1][:, ::-1]), seen)
     assert not is_same_shape(shape_fingerprint(shapes[9]), seen)

@@ -86,7 +86,9 @@ class Blocks(PreparedPairInPyTorch):
         step = max(1, CHUNK_BYTES // (BLOCK**2 * (BLOCK**2 + 2 * r.channels) * r.accumulate_dtype.itemsize))
         return list(torch.split(pairs, step))
 
-    def compute_scaled_dot_products(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_unmasked_scaled_dot_products(
+        self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor
+    ) -> Tensor:
         """Return the dot products [n, K, K] from the products of all marked pairs of patches."""
         image, pairs, block, cell = self._pairs(level, pixels, x, y, inside)
         if len(pairs) == 0:

@@ -50,7 +50,7 @@ class Problem:
             channels=self.channels,
             groups=1,
             cells=g.cells,
-            rows=g.centers,
+            rows=g.center_count,
             columns=g.points,
             entries=g.forward.entries.numel(),
             precision=torch.get_float32_matmul_precision(),
@@ -95,7 +95,7 @@ def _pairs(geometry: PointGeometry) -> list[tuple[int, Tensor, Tensor]]:
 
 def _scattered(problem: Problem) -> Apply:
     """Cell by cell: gather the inputs, multiply, add to the outputs."""
-    pairs, centers = _pairs(problem.geometry), problem.geometry.centers
+    pairs, centers = _pairs(problem.geometry), problem.geometry.center_count
 
     def apply(features: Tensor, weight: Tensor) -> Tensor:
         out = features.new_zeros(centers, weight.shape[2])
@@ -109,7 +109,7 @@ def _scattered(problem: Problem) -> Apply:
 def _im2col(problem: Problem) -> Apply:
     """Sum the inputs of every bucket into one matrix [M, K · Cin], then multiply once."""
     i, j, k = problem.geometry.triplets()
-    bucket, centers, cells = i * problem.geometry.cells + k, problem.geometry.centers, problem.geometry.cells
+    bucket, centers, cells = i * problem.geometry.cells + k, problem.geometry.center_count, problem.geometry.cells
 
     def apply(features: Tensor, weight: Tensor) -> Tensor:
         columns = features.new_zeros(centers * cells, features.shape[1])
@@ -121,7 +121,7 @@ def _im2col(problem: Problem) -> Apply:
 
 def _reduced(problem: Problem) -> Apply:
     """Every triplet's product stored, [T, Cout], then one reduction over the centres."""
-    pairs, centers = _pairs(problem.geometry), problem.geometry.centers
+    pairs, centers = _pairs(problem.geometry), problem.geometry.center_count
     rows = torch.cat([i for _, i, _ in pairs]) if pairs else torch.zeros(0, dtype=torch.int64, device=problem.device)
 
     def apply(features: Tensor, weight: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def _listed(order: str, problem: Problem) -> Apply:
     reason = _launching.explain_unsupported_device(problem.device)
     if reason is not None:
         raise Unsupported(reason)
-    return listing(problem.geometry.triplets(), problem.geometry.centers, order)
+    return listing(problem.geometry.triplets(), problem.geometry.center_count, order)
 
 
 def _listed_in_triton(problem: Problem) -> Apply:
@@ -146,7 +146,7 @@ def _listed_in_triton(problem: Problem) -> Apply:
         module = importlib.import_module("benchmarks.cases.points.listing_triton")
     except ImportError as error:
         raise Unsupported(f"needs Triton ({first_line(error)})") from None
-    apply: Apply = module.listing_in_triton(problem.geometry.triplets(), problem.geometry.centers)
+    apply: Apply = module.listing_in_triton(problem.geometry.triplets(), problem.geometry.center_count)
     return apply
 
 
@@ -169,7 +169,7 @@ def _pointelligence(layers: ModuleType, problem: Problem) -> Apply:
     i, j, k = problem.geometry.triplets()
     at = torch.argsort(k, stable=True)
     i, j, k = (column[at].to(torch.int32) for column in (i, j, k))  # as its own builder leaves them
-    cells, centers = problem.geometry.cells, problem.geometry.centers
+    cells, centers = problem.geometry.cells, problem.geometry.center_count
     starts = torch.bincount(k, minlength=cells).cumsum(0)
     segments = torch.cat([starts.new_zeros(1), starts])
     layer = layers.PointConv3d(*problem.channels, problem.geometry.kernel_size, bias=False)

@@ -46,7 +46,7 @@ from benchmarks.harness import (
 )
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
 from fullfield.ops.point_conv import knn_geometry, protocol, radius_geometry, voxel_geometry
-from fullfield.ops.point_conv.geometry import compute_kernel_radius
+from fullfield.ops.point_conv.geometry import compute_equal_volume_radius
 
 PARTS = {
     "build": "search, triplets and downsampling",
@@ -139,7 +139,7 @@ class Layer:
 
         self.features = normal(p.geometry.points, p.channels[0])
         self.weight = (normal(p.geometry.cells, *p.channels) * (p.geometry.cells * p.channels[0]) ** -0.5).to(p.dtype)
-        self.grad = normal(p.geometry.centers, p.channels[1])
+        self.grad = normal(p.geometry.center_count, p.channels[1])
 
     def forward(self, apply: Apply) -> Tensor:
         """Return the result, without gradients."""
@@ -201,9 +201,9 @@ def _facts(problem: Problem) -> Result:
     buckets = int(((i.diff() != 0) | (k.diff() != 0)).sum()) + 1 if i.numel() else 0
     return {
         "points": g.points,
-        "centers": g.centers,
+        "centers": g.center_count,
         "triplets": i.numel(),
-        "buckets_per_point": round(buckets / max(1, g.centers), 2),
+        "buckets_per_point": round(buckets / max(1, g.center_count), 2),
         "geometry_bytes": g.nbytes,
         "kernel": list(g.kernel_size),
         "channels": list(problem.channels),
@@ -365,7 +365,7 @@ def _build(plan: Plan, scene: Scene, note: Note) -> Cases:
 
 def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Result:
     points, offsets, sides = scene.points, scene.offsets, (plan.kernel,) * 3
-    radius = compute_kernel_radius(grid, plan.kernel)
+    radius = compute_equal_volume_radius(grid, plan.kernel)
     result = radius_search(points, radius, offsets=offsets)
     build: Any = protocol.choose_triplet_backend_module(plan.device)
     fewer = grid_downsample(points, 2 * grid, offsets=offsets)

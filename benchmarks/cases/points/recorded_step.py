@@ -110,7 +110,7 @@ class RecordedStep:
         _check.require(not features.requires_grad, "features", "a tensor that does not require a gradient", features)
         for step in steps:
             if step[0] > 0:
-                pyramid.geometries[step].require_gradient()
+                pyramid.geometries[step].raise_unless_gradient_is_prepared()
 
     def _state(self) -> list[tuple[int, bool]]:
         """Return the addresses of the parameters, which are part of the graph, and which ones get gradients."""

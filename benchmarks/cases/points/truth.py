@@ -41,7 +41,9 @@ class Truth:
         """Of inputs as they are, rounded to the problem's dtype already."""
         g = problem.geometry
         generator = torch.Generator().manual_seed(1)
-        centers, points = (torch.randperm(n, generator=generator)[:CHECKED].to(g.device) for n in (g.centers, g.points))
+        centers, points = (
+            torch.randperm(n, generator=generator)[:CHECKED].to(g.device) for n in (g.center_count, g.points)
+        )
         turned = transpose_weight(weight, 1, g.mirrored)
         back = g.forward if g.backward is None else g.backward
         sums = None

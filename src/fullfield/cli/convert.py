@@ -16,7 +16,7 @@ from fullfield.cli.options import (
     add_compression_options,
     add_vector_encoding_options,
     build_flow_read_options,
-    get_checked_compression_arguments,
+    get_compression_arguments_fitting_output,
     get_vector_encoding_arguments,
 )
 from fullfield.cli.report import rename_arguments_in_errors
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(args: argparse.Namespace) -> int:
     """Convert one flow, or those of a shot, and report."""
     pairs = _check_options_and_pair_input_output_files(args)
-    packing = get_checked_compression_arguments(args)
+    packing = get_compression_arguments_fitting_output(args)
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
     converted = [_convert_print_losses_and_summarize(args, source, output, packing) for source, output in pairs]

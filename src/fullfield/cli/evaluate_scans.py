@@ -122,7 +122,10 @@ def run_command(args: argparse.Namespace, process: ProcessRank, weights: str | N
             counts = arguments.pop("samples", (_SAMPLES,))
             registrars = [Registrar(samples=samples, weights=weights, **arguments) for samples in counts]
         else:
-            registrars = KNOWN_PROTOCOLS[protocol].build_ransac_and_full_registrars(weights=weights, **arguments)
+            counts = arguments.pop("samples", None)
+            registrars = KNOWN_PROTOCOLS[protocol].build_ransac_and_full_registrars(
+                sample_counts=counts, weights=weights, **arguments
+            )
         for at, method in enumerate(registrars):
             settings = EvaluationSettings(
                 process=process,

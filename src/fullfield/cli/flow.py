@@ -18,7 +18,7 @@ from fullfield.cli.options import (
     add_compression_options,
     add_frame_reading_options,
     add_layer_options,
-    get_checked_compression_arguments,
+    get_compression_arguments_fitting_output,
     get_layer_arguments,
     refuse_layer_options_without_flow,
 )
@@ -165,7 +165,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 def _check_file_options(args: argparse.Namespace) -> None:
     suffix = paths.get_checked_suffix(args.output, "--output", FLOW_WRITE_SUFFIXES)
-    get_checked_compression_arguments(args)
+    get_compression_arguments_fitting_output(args)
     if args.previous is not None and suffix != ".exr":
         raise InputError(f"--previous: expected an .exr output, which holds both directions, got {args.output}")
     refuse_layer_options_without_flow(args, "initial", args.initial_flow, "--initial-flow")
@@ -246,7 +246,7 @@ def _write_outputs_and_rescue_out_of_range_flow(
     outcome = _WrittenFlowFile(args.output)
     try:
         with paths.record_file_written_in_block(args.output):
-            io.write_flow(args.output, visualization.flow, **contents, **get_checked_compression_arguments(args))
+            io.write_flow(args.output, visualization.flow, **contents, **get_compression_arguments_fitting_output(args))
     except io.FlowRangeError as error:  # keep the work
         rescue = paths.build_unused_name(args.output, ".float.exr" if has_exr_suffix(args.output) else ".npy")
         with paths.record_file_written_in_block(rescue):

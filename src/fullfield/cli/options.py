@@ -193,7 +193,7 @@ def add_compression_options(group: Any, *, has_half_option: bool = True) -> None
     )
 
 
-def get_checked_compression_arguments(args: argparse.Namespace) -> dict[str, Any]:
+def get_compression_arguments_fitting_output(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of ``write_flow`` for these options; InputError if the format does not support one."""
     suffix = Path(args.output).suffix.lower()
     packing: dict[str, Any] = {}

@@ -443,7 +443,7 @@ _OTHER_VOXEL = 1.5  # ratio to the automatic voxel from which the one that was c
 
 def _format_next_step_hint(args: argparse.Namespace, result: Registration, clouds: Sequence[io.PointCloud]) -> str:
     """Return what to try next, as the end of a message."""
-    from fullfield.models.weights import can_obtain_weights, format_repository_copy_instructions, get_weights_entry
+    from fullfield.models.weights import can_obtain_weights, format_source_to_cache_copy_instructions, get_weights_entry
     from fullfield.registration.learned import PUBLISHED
     from fullfield.registration.scan import choose_voxel, compute_median_point, take_finite_points
 
@@ -457,7 +457,7 @@ def _format_next_step_hint(args: argparse.Namespace, result: Registration, cloud
         return f"; try {_ADVICE[result.cause]}" if result.cause in _ADVICE else ""
     preparation = ""
     if not can_obtain_weights(PUBLISHED):
-        preparation = f" ({format_repository_copy_instructions(get_weights_entry(PUBLISHED))} first)"
+        preparation = f" ({format_source_to_cache_copy_instructions(get_weights_entry(PUBLISHED))} first)"
     options = {"descriptor": f"--descriptor learned{preparation}", "init": "--init with a rough pose"}
     words = [options[name] for name in result.untried]
     if args.init is not None:

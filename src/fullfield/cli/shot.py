@@ -23,7 +23,7 @@ from fullfield.cli.options import (
     READING_WORDS,
     add_compression_options,
     add_frame_reading_options,
-    get_checked_compression_arguments,
+    get_compression_arguments_fitting_output,
     get_frame_reading_arguments,
     parse_device_names,
 )
@@ -221,7 +221,7 @@ def _check_options_and_build_output(args: argparse.Namespace, frame_files: Frame
 
     output = args.output
     suffix = paths.get_checked_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
-    packing = get_checked_compression_arguments(args)
+    packing = get_compression_arguments_fitting_output(args)
     maps = [name for name in ("occlusion", "confidence") if getattr(args, name)]
     exr_options = [f"--{name}" for name in maps] + (["--y-axis"] if args.y_axis else [])
     if args.direction == "both":

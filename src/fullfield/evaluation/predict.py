@@ -145,7 +145,7 @@ def predict(
     check_estimator(estimator, expected=ESTIMATOR)
     device = settings.torch_device
     mine = (
-        settings.process.list_pair_indices_by_sequence(dataset)
+        settings.process.list_pair_indices_of_own_sequences(dataset)
         if settings.warm_start
         else settings.process.list_pair_indices(dataset)
     )

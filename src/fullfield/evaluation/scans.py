@@ -243,7 +243,7 @@ def evaluate_scans(
     }
     run = ScanRun(folder, config)
     start_s = time.perf_counter()
-    estimated = register_and_store_missing_pairs(method, dataset, run, settings)
+    estimated = register_store_and_count_missing_pairs(method, dataset, run, settings)
     wait_for_all_processes(settings.process)
     this_call = {"estimated": estimated, "wall_s": time.perf_counter() - start_s}
     return {**score_scans(dataset, run, criteria=criteria, settings=settings), "this_call": this_call}
@@ -260,7 +260,7 @@ def score_scans(
 
     Raises InputError naming a pair that was not registered, or for a run of other clouds.
 
-    >>> result = score_scans(pairs, run, criteria=Criteria(max_rmse=0.2))  # doctest: +SKIP
+    >>> result = score_scans(pairs, run, criteria=RegistrationCriteria(max_rmse=0.2))  # doctest: +SKIP
     """
     settings = settings or EvaluationSettings()
     run.check_same_dataset(dataset)
@@ -272,7 +272,7 @@ def score_scans(
         if run.read_truth_if_current(dataset.records[i].name, _checksum_pose_and_overlap_settings(dataset, i)) is None
     ]
     for index, sample in zip(unknown, _iterate_samples_ahead(dataset, unknown), strict=True):
-        _measure_and_store_truth(dataset, run, index, sample)
+        _store_measured_truth(dataset, run, index, sample)
     wait_for_all_processes(settings.process)
     rows = {}
     seconds = []
@@ -295,7 +295,7 @@ def score_scans(
     return result
 
 
-def register_and_store_missing_pairs(
+def register_store_and_count_missing_pairs(
     method: RegistrationMethod, dataset: ScanDataset, run: ScanRun, settings: EvaluationSettings | None = None
 ) -> int:
     """Register and store every pair that ``run`` does not hold yet; return their number.
@@ -313,9 +313,9 @@ def register_and_store_missing_pairs(
         if settings.progress is not None:
             settings.progress(count / len(missing), sample.name)
         if count == 0:
-            _register_pair(method, sample)
+            _register_pair_or_raise_with_its_name(method, sample)
         start_s = time.perf_counter()
-        registration = _register_pair(method, sample)
+        registration = _register_pair_or_raise_with_its_name(method, sample)
         seconds = time.perf_counter() - start_s
         summary = {
             "success": registration.success,
@@ -329,18 +329,18 @@ def register_and_store_missing_pairs(
         matches = np.empty((0, 2, 3)) if registration.matched is None else registration.matched
         run.save_registration_unless_complete(sample.name, summary, matches)
         if run.read_truth_if_current(sample.name, _checksum_pose_and_overlap_settings(dataset, index)) is None:
-            _measure_and_store_truth(dataset, run, index, sample)
+            _store_measured_truth(dataset, run, index, sample)
     return len(missing)
 
 
-def _register_pair(method: RegistrationMethod, sample: ScanSample) -> Registration:
+def _register_pair_or_raise_with_its_name(method: RegistrationMethod, sample: ScanSample) -> Registration:
     try:
         return method(sample.source, sample.target)
     except InputError as error:
         raise InputError(f"{sample.name}: {error}") from error
 
 
-def _measure_and_store_truth(dataset: ScanDataset, run: ScanRun, sample_index: int, sample: ScanSample) -> None:
+def _store_measured_truth(dataset: ScanDataset, run: ScanRun, sample_index: int, sample: ScanSample) -> None:
     from fullfield.registration.refinement import measure_true_overlap
 
     clouds = sample.source, sample.target
@@ -392,7 +392,7 @@ class ScanProtocol:
     def build_ransac_and_full_registrars(
         self,
         *,
-        samples: Sequence[int] | None = None,
+        sample_counts: Sequence[int] | None = None,
         voxel: float | None = None,
         seed: int = 0,
         iterations: int | None = None,
@@ -400,12 +400,12 @@ class ScanProtocol:
     ) -> list[Registrar]:
         """Return RANSAC alone and the whole pipeline for each number of matches, to be compared in one table.
 
-        Arguments are those of :class:`Registrar`; without ``samples`` and ``iterations`` they are the protocol's.
+        Arguments are those of :class:`Registrar`; without ``sample_counts`` and ``iterations`` they are the protocol's.
         """
         trials = self.trials if iterations is None else iterations
         return [
             Registrar(voxel=voxel, seed=seed, iterations=trials, samples=count, weights=weights, ransac_only=alone)
-            for count in samples or self.samples
+            for count in sample_counts or self.samples
             for alone in (True, False)
         ]
 

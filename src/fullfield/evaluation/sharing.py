@@ -20,7 +20,7 @@ class ProcessRank:
         """Return the indices of this process: every ``count``-th pair."""
         return list(range(self.rank, len(dataset), self.count))
 
-    def list_pair_indices_by_sequence(self, dataset: FlowDataset) -> list[int]:
+    def list_pair_indices_of_own_sequences(self, dataset: FlowDataset) -> list[int]:
         """Return the indices of this process: every ``count``-th sequence."""
         order: dict[str, int] = {}
         for record in dataset.records:

@@ -85,7 +85,7 @@ def _verify_and_build_flownet_change(name: str, module: Any, function: Compared,
     return Change(module, {"corr": property(lambda _: correlate)}, [replacement])
 
 
-def _verify_and_build_cost_volume_replacement(
+def _verify_and_build_cost_volume_function(
     name: str,
     original: Any,
     location: str,
@@ -124,5 +124,5 @@ def _check_correlations_close(
     check_results_close(subject, original_class, _OPERATOR, compute_original_and_own_result)
 
 
-RECOGNIZERS: dict[str, Recognizer] = {"^compute_cost_volume$": _verify_and_build_cost_volume_replacement}
+RECOGNIZERS: dict[str, Recognizer] = {"^compute_cost_volume$": _verify_and_build_cost_volume_function}
 """Recognizer of the name under which IRR-PWC's method reaches its function."""

@@ -366,7 +366,7 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     address = _find_download_url(entry)
     if address is None and entry.in_repository:
         raise DownloadError(
-            f"{entry.name}: no address is known; {format_repository_copy_instructions(entry)}, "
+            f"{entry.name}: no address is known; {format_source_to_cache_copy_instructions(entry)}, "
             "or pass its path (--weights)"
         )
     if address is None:
@@ -386,7 +386,7 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     return target
 
 
-def format_repository_copy_instructions(entry: WeightsEntry) -> str:
+def format_source_to_cache_copy_instructions(entry: WeightsEntry) -> str:
     """Return how a user of an installed package gets weights that only the repository holds."""
     folder = next(iterate_candidate_cache_folders(), Path("$FULLFIELD_CACHE_DIR")) / "weights"
     return f"copy weights/{entry.file} from fullfield's source to {folder}"
@@ -426,7 +426,7 @@ class WeightsOrigin:
         """True if the file has to be downloaded."""
         return self.entry is not None and self.path is None
 
-    def fetch(self, progress: DownloadProgress | None = None) -> WeightsOrigin:
+    def fetch_and_get_with_path(self, progress: DownloadProgress | None = None) -> WeightsOrigin:
         """Return the origin with its file, downloaded if necessary; arguments and errors as :func:`fetch_weights`."""
         if self.entry is None or self.path is not None:
             return self
@@ -483,7 +483,7 @@ def find_weights_origin(model: str, source: str | os.PathLike[str] | WeightsEntr
 
 
 def load_weights(
-    model: str | NetworkArchitecture | RAFT | SEARAFT,
+    name_or_model: str | NetworkArchitecture | RAFT | SEARAFT,
     source: str | os.PathLike[str] | WeightsEntry | WeightsOrigin | None = None,
     progress: DownloadProgress | None = None,
     *,
@@ -492,8 +492,8 @@ def load_weights(
     """Return a model with weights, on the CPU; a new one is in evaluation mode.
 
     Args:
-        model: ``"fullfield-s"``, ``"fullfield-m"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"``,
-            ``"sea-raft-l"``, a shape, or a model to fill.
+        name_or_model: ``"fullfield-s"``, ``"fullfield-m"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``,
+            ``"sea-raft-m"``, ``"sea-raft-l"``, a shape, or a model to fill, which is returned.
         source: a file, an entry or its name, ``"random"`` (for a new model), or a :class:`WeightsOrigin`; by default
             the model's entry in :data:`DEFAULTS`.
         progress: as for :func:`fetch_weights`.
@@ -504,13 +504,13 @@ def load_weights(
         SetupError: if an entry's file is missing from the package, or damaged.
         OSError: if the file cannot be read or downloaded.
     """
-    is_new = isinstance(model, (str, NetworkArchitecture))
-    chosen: RAFT | SEARAFT = build_random_model(model, correlation, seed=_SEED) if is_new else model  # type: ignore[arg-type,assignment]
+    is_new = isinstance(name_or_model, (str, NetworkArchitecture))
+    chosen: RAFT | SEARAFT = build_random_model(name_or_model, correlation, seed=_SEED) if is_new else name_or_model  # type: ignore[arg-type,assignment]
     origin = source if isinstance(source, WeightsOrigin) else find_weights_origin(chosen.config.name, source)
     if origin.is_random:
         _check.require(is_new, "weights", "a file or an entry for a model that exists", repr(RANDOM))
         return chosen
-    path = origin.fetch(progress).path
+    path = origin.fetch_and_get_with_path(progress).path
     if path is None:
         return chosen
     try:

@@ -151,7 +151,7 @@ class ShotEngine:
                 with self.stages.measure("wait for plates"):
                     for frame in self._settings.list_input_frames(self._plates, number):
                         self._wait_and_store_frame_or_problem(reads, frame)
-                self._request_and_enqueue_when_few_remain(remaining, reads)
+                self._request_numbers_and_enqueue_if_few_remain(remaining, reads)
                 if remaining:
                     self._upload_inputs_already_read(reads, remaining[0])
                 with self.stages.measure("estimate"):
@@ -165,7 +165,9 @@ class ShotEngine:
             {frame for number in frame_numbers for frame in self._settings.list_input_frames(self._plates, number)}
         )
 
-    def _request_and_enqueue_when_few_remain(self, remaining: deque[int], reads: ReadAhead[int, _ReadFrame]) -> None:
+    def _request_numbers_and_enqueue_if_few_remain(
+        self, remaining: deque[int], reads: ReadAhead[int, _ReadFrame]
+    ) -> None:
         """Request more frames before the remaining ones run out."""
         if self._request_frames is None or len(remaining) >= _REQUEST_MORE_BELOW:
             return
@@ -276,7 +278,7 @@ class ShotEngine:
                 result.shot_ends.append(direction)
                 self._add_zero_flow_as_occluded(result, direction, size)
                 continue
-            flow = self._get_or_estimate_flow_and_record_cuts(number, other, result)
+            flow = self._get_flow_or_problem_noting_cut_or_duplicate(number, other, result)
             if isinstance(flow, Problem):
                 result.add_missing_direction(direction, flow)
                 self._add_zero_flow_as_occluded(result, direction, size)
@@ -311,7 +313,7 @@ class ShotEngine:
         ]
 
     def _set_refined_flow_or_add_problem(self, result: FrameResult, direction: str, number: int, partner: int) -> None:
-        pair = (number, partner, self._get_grid_frame_or_zero(number))
+        pair = (number, partner, self._get_grid_frame_number_or_zero_if_shared(number))
         if pair not in self._refined:
             self._refined[pair] = self._refine_or_get_problem(result.tensors[direction], result, number, partner)
         flow = self._refined[pair]
@@ -321,17 +323,17 @@ class ShotEngine:
             result.tensors[direction] = flow
 
     def _refine_or_get_problem(self, flow: Tensor, result: FrameResult, number: int, partner: int) -> Tensor | Problem:
-        refiner, backward = self._refiner, self._get_or_estimate_flow_and_record_cuts(partner, number, result)
+        refiner, backward = self._refiner, self._get_flow_or_problem_noting_cut_or_duplicate(partner, number, result)
         if isinstance(backward, Problem) or refiner is None:
             return backward
-        frames, valid = self._get_pair_without_bars(number, partner, number)
+        frames, valid = self._get_pair_and_masks_without_bars(number, partner, number)
         try:
             refined = self._estimate_and_add_time(lambda: refiner.refine(*frames, flow[None], backward[None]))
             return _fill_unknown_vectors_if_masked(refined, valid[0])
         except InputError as error:
             return _build_problem_by_error_prefix([self._plates.get_frame_name(n) for n in (number, partner)], error)
 
-    def _get_pair_without_bars(self, first: int, second: int, grid_frame_number: int) -> _Pair:
+    def _get_pair_and_masks_without_bars(self, first: int, second: int, grid_frame_number: int) -> _Pair:
         """Return two frames of one size on a grid."""
         frames = self._get_frames_on_grid(first, second, grid_frame_number)
         channels = max(frame.shape[1] for frame in frames)
@@ -345,7 +347,11 @@ class ShotEngine:
 
     def _get_or_find_common_bars(self, first: int, second: int, grid_frame_number: int) -> Bars | None:
         """Return the bars that two frames of one size have on a grid; None if there are none."""
-        pair = (min(first, second), max(first, second), self._get_grid_frame_or_zero(grid_frame_number))
+        pair = (
+            min(first, second),
+            max(first, second),
+            self._get_grid_frame_number_or_zero_if_shared(grid_frame_number),
+        )
         if pair not in self._bars:
             size = self._get_frames_on_grid(first, second, grid_frame_number)[0].shape[-2:]
             self._bars[pair] = find_common_bars(
@@ -362,12 +368,12 @@ class ShotEngine:
         )
 
     def _add_reliability_or_problem(self, result: FrameResult, direction: str, number: int, partner: int) -> None:
-        backward = self._get_or_estimate_flow_and_record_cuts(partner, number, result)
+        backward = self._get_flow_or_problem_noting_cut_or_duplicate(partner, number, result)
         if isinstance(backward, Problem):
             result.add_missing_direction(direction, backward)
             return
-        pair = self._get_pair_without_bars(number, partner, number)
-        log_scale = self._log_scales.get((number, partner, self._get_grid_frame_or_zero(number)))
+        pair = self._get_pair_and_masks_without_bars(number, partner, number)
+        log_scale = self._log_scales.get((number, partner, self._get_grid_frame_number_or_zero_if_shared(number)))
         flows = result.tensors[direction][None], backward[None]
         valid1, valid2 = (None if valid is None else valid[None] for valid in pair.valid)
         maps = estimate_occlusion_and_confidence(
@@ -387,9 +393,11 @@ class ShotEngine:
         result.tensors[direction] = zero
         self._add_requested_planes(result, direction, torch.ones_like(zero[0]), torch.zeros_like(zero[0]))
 
-    def _get_or_estimate_flow_and_record_cuts(self, first: int, second: int, result: FrameResult) -> Tensor | Problem:
+    def _get_flow_or_problem_noting_cut_or_duplicate(
+        self, first: int, second: int, result: FrameResult
+    ) -> Tensor | Problem:
         """Return the flow [2, H, W] between two loaded frames; each pair is estimated once."""
-        pair = (first, second, self._get_grid_frame_or_zero(result.number))
+        pair = (first, second, self._get_grid_frame_number_or_zero_if_shared(result.number))
         if pair not in self._flows:
             self._flows[pair] = self._estimate_pair_or_get_problem(first, second, result.number)
         frames = (min(first, second), max(first, second))
@@ -398,7 +406,7 @@ class ShotEngine:
             changes.append(frames)
         return self._flows[pair]
 
-    def _get_grid_frame_or_zero(self, number: int) -> int:
+    def _get_grid_frame_number_or_zero_if_shared(self, number: int) -> int:
         """Return the frame whose pixel grid a flow is on; 0 where all frames share one."""
         return number if self._plates.uses_data_windows else 0
 
@@ -414,7 +422,7 @@ class ShotEngine:
                 sizes = [f"{frame.shape[-1]}x{frame.shape[-2]}" for frame in frames]
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
             initial_flow = self._predict_flow_from_previous_pair_or_none(first, second, frames[0].shape[-2:])
-            (frame1, frame2), valid = self._get_pair_without_bars(first, second, grid_frame_number)
+            (frame1, frame2), valid = self._get_pair_and_masks_without_bars(first, second, grid_frame_number)
             flow = self._estimate_both_and_get_requested_or_none(first, second, grid_frame_number, initial_flow)
             if flow is None:
                 flow = self._estimate_and_add_time(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
@@ -438,7 +446,7 @@ class ShotEngine:
         if bidirectional is None:
             return None
         order = (first, second) if self._settings.warm_start else (min(first, second), max(first, second))
-        (frame1, frame2), valid = self._get_pair_without_bars(*order, grid_frame_number)
+        (frame1, frame2), valid = self._get_pair_and_masks_without_bars(*order, grid_frame_number)
         flows: Any = None
 
         def estimate() -> Tensor:
@@ -450,7 +458,7 @@ class ShotEngine:
         if flows is None:
             self._bidirectional = None
             return None
-        key = self._get_grid_frame_or_zero(grid_frame_number)
+        key = self._get_grid_frame_number_or_zero_if_shared(grid_frame_number)
         directions = {(*order, key): flows.forward, (*order[::-1], key): flows.backward}
         for index, (pair, flow) in enumerate(directions.items()):
             self._flows.setdefault(pair, _fill_unknown_vectors_if_masked(flow[0].to(torch.float32), valid[index]))

@@ -105,7 +105,7 @@ class ShotJob:
             overwrite=overwrite,
             source=str(Path(self.frame_files.text).absolute()),
             start=self.settings.step if self.settings.warm_start else None,
-            st_map_direction=self.settings.main_direction,
+            st_map_direction=self.settings.forward_or_only_direction,
         )
         return replace(self, provenance=self.output.build_run_provenance(recorded)), plan
 

@@ -235,7 +235,7 @@ class FlowFileWriter:
             for number, identity in result.masks.items():
                 self._journal.record_input_once(str(self._plates.get_mask_file(number)), identity)
             self._output.write_frame_and_record(
-                result, content, self._job.settings.main_direction, self._journal, record
+                result, content, self._job.settings.forward_or_only_direction, self._journal, record
             )
         if result.missing:
             with self._lock:

@@ -60,7 +60,7 @@ class ShotSettings:
         return {name: offset for name, offset in offsets.items() if self.direction in (name, "both")}
 
     @property
-    def main_direction(self) -> str:
+    def forward_or_only_direction(self) -> str:
         """Direction of ST maps and of files that hold one: forward, unless the only one is backward."""
         return next(iter(self.offsets_by_direction))
 

@@ -236,7 +236,7 @@ class WarpJob(PictureJob):
             self._read_input, self._get_input_path, self._iterate_input_keys(frame_numbers), stages, outcome, threads
         ) as reader:
             if self._chain_reference_or_none is None:
-                yield from self._iterate_single_flow_callbacks(frame_numbers, device, reader, outcome)
+                yield from self._iterate_single_flow_callbacks_noting_ends(frame_numbers, device, reader, outcome)
             else:
                 yield from self._iterate_chained_flow_callbacks(
                     self._chain_reference_or_none, frame_numbers, device, reader
@@ -275,7 +275,7 @@ class WarpJob(PictureJob):
         """Return the number of the picture for a frame, and its mask."""
         return self._get_source_picture_number(number), self._get_source_mask_name(number)
 
-    def _iterate_single_flow_callbacks(
+    def _iterate_single_flow_callbacks_noting_ends(
         self, frame_numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         direction = self.settings.direction

@@ -10,11 +10,11 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.viz._pixels import (
     FLOATS,
-    check_flow,
     create_blank_picture,
     draw_text_inplace,
     iterate_row_blocks,
     mark_valid_vectors,
+    require_flow_and_mask_on_cpu,
 )
 
 DEFAULT_MAX_ERROR = 16.0
@@ -36,9 +36,9 @@ _ANCHORS = (
 def draw_error_map(
     pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_error: float | None = None
 ) -> Tensor:
-    """Draw the end-point error of every pixel, uint8 ``[3, H, W]``, dark for small and bright for large.
+    """Draw the end-point error of every pixel on a logarithmic scale, uint8 ``[3, H, W]``, brighter for larger.
 
-    The scale is logarithmic over eight octaves: from ``max_error``/256 (and less) to ``max_error`` (and more). It
+    The scale has eight octaves: from ``max_error``/256 (and less) to ``max_error`` (and more). It
     does not depend on the data, so that pictures compare.
 
     Args:
@@ -50,7 +50,7 @@ def draw_error_map(
 
     >>> picture = draw_error_map(flow.flow, truth.flow, truth.valid)  # [3, H, W]  # doctest: +SKIP
     """
-    check_flow(pred, valid, "pred")
+    require_flow_and_mask_on_cpu(pred, valid, "pred")
     height, width = pred.shape[-2:]
     four = isinstance(truth, Tensor) and truth.ndim == 4
     shape = (4, 2, height, width) if four else (2, height, width)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import FLOATS, check_flow, iterate_row_blocks, mark_valid_vectors
+from fullfield.viz._pixels import FLOATS, iterate_row_blocks, mark_valid_vectors, require_flow_and_mask_on_cpu
 from fullfield.viz.wheel import check_or_measure_max_motion, flow_to_image
 
 
@@ -60,7 +60,7 @@ def draw_overlay(
     Returns:
         uint8 ``[3, H, W]``.
     """
-    check_flow(flow, valid)
+    require_flow_and_mask_on_cpu(flow, valid)
     check_frame(frame, "frame")
     height, width = flow.shape[-2:]
     _check.require(frame.shape[-2:] == flow.shape[-2:], "frame", f"the size of flow, [*, {height}, {width}]", frame)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.viz._pixels import (
-    check_flow,
     create_blank_picture,
     draw_text_inplace,
     iterate_row_blocks,
     load_font,
     mark_valid_vectors,
+    require_flow_and_mask_on_cpu,
 )
 
 # Numbers of colours from one corner of the RGB cube to the next: which channel moves, and which way.
@@ -50,7 +50,7 @@ def measure_max_motion(flow: Tensor, valid: Tensor | None = None) -> float:
 
     The flow is ``[2, H, W]``; only vectors that are ``valid``, bool ``[H, W]``, count. 0.0 where no vector is known.
     """
-    check_flow(flow, valid)
+    require_flow_and_mask_on_cpu(flow, valid)
     longest = 0.0
     for rows in iterate_row_blocks(*flow.shape[-2:]):
         block = flow[:, rows].float()
@@ -69,7 +69,7 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
         max_motion: length of a vector that gets the pure colour, pixels; longer ones are darkened. None takes
             :func:`measure_max_motion` of this flow. Give the same number for all frames of a sequence.
     """
-    check_flow(flow, valid)
+    require_flow_and_mask_on_cpu(flow, valid)
     scale = check_or_measure_max_motion(flow, valid, max_motion)
     height, width = flow.shape[-2:]
     wheel = create_color_wheel().float().T / 255
@@ -157,7 +157,7 @@ class FlowColors:
         """Draw the next picture, on the flow's device; ``max_motion`` is its scale."""
         _check.check_tensor(flow, "flow", (2, "H", "W"), device=self._table.device)
         if self._fixed is None:
-            self._adapt_max_motion(flow)
+            self._update_max_motion_inplace(flow)
         # Half a step inside the edge of the circle that the table covers.
         limit = self.max_motion * (_TABLE_RADIUS - 1 / _SIDE)
         length = torch.hypot(flow[0], flow[1]).clamp_(min=1e-12)
@@ -166,7 +166,7 @@ class FlowColors:
         packed = self._table.index_select(0, row.mul_(_SIDE).add_(column).flatten())
         return packed.view(torch.uint8).view(*flow.shape[1:], 4)[..., :3].permute(2, 0, 1)
 
-    def _adapt_max_motion(self, flow: Tensor) -> None:
+    def _update_max_motion_inplace(self, flow: Tensor) -> None:
         some = flow[:, ::_SAMPLED, ::_SAMPLED].float()
         length = torch.hypot(some[0], some[1]).flatten()
         long = float(length.kthvalue(max(1, round(_QUANTILE * len(length)))).values)

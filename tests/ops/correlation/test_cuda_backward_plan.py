@@ -13,8 +13,8 @@ from fullfield.ops._launching import GpuProperties
 from fullfield.ops.correlation import cuda
 from fullfield.ops.correlation.cuda import launch_backward
 from fullfield.ops.correlation.cuda.config import (
+    choose_fitting_lookup_config_or_none,
     choose_forward_config,
-    fit_lookup_config_if_possible,
     is_scaled_to_float16,
 )
 from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients
@@ -126,6 +126,6 @@ def test_fit_lookup_config_refuses_plans_beyond_turing_memory(
         if reason is None:
             assert is_scaled_to_float16(request, config) == (dtype != torch.float16)
             assert all(
-                fit_lookup_config_if_possible(config, out, last, TURING.shared)
+                choose_fitting_lookup_config_or_none(config, out, last, TURING.shared)
                 for out, last in ((0, False), (1, False))
             )

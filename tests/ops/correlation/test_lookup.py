@@ -155,26 +155,26 @@ def test_correlation_lookup_emulated_matches_float64(
 @pytest.mark.parametrize("motion", ["smooth", "random"])
 def test_lookup_two_row_blocks_match_float64(backend: Backend, motion: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiles that Hopper's kernel prefers: a warp's pixels are 8×2."""
-    original = config.fit_lookup_config_if_possible
+    original = config.choose_fitting_lookup_config_or_none
 
     def square(*arguments: Any) -> config.KernelConfig | None:
         found = original(*arguments)
         return found and replace(found, block=8, widths=config._list_allowed_chunk_widths(RADIUS, 8))
 
-    monkeypatch.setattr(config, "fit_lookup_config_if_possible", square)
+    monkeypatch.setattr(config, "choose_fitting_lookup_config_or_none", square)
     check(backend, case_of(((10, 12), (14, 18), 1, 16, 2, RADIUS), motion), torch.float32)
 
 
 def test_lookup_small_tiles_match_float64(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU whose blocks may take 36 KiB works on tiles of 16×4 pixels."""
     emulate_lookups(emulate, monkeypatch, replace(AMPERE, shared=36 << 10))
-    found, original = [], config.fit_lookup_config_if_possible
+    found, original = [], config.choose_fitting_lookup_config_or_none
 
     def noted(*arguments: Any) -> config.KernelConfig | None:
         found.append(original(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(config, "fit_lookup_config_if_possible", noted)
+    monkeypatch.setattr(config, "choose_fitting_lookup_config_or_none", noted)
     case = rounded(make_case((9, 40), (11, 30), batch=2, channels=20, levels=2, radius=2), torch.float16)
     pair = CorrelationPyramid(case.fmap1.half(), case.fmap2.half(), case.levels, case.radius, backend="cuda")
     for shift in (0.0, 1.7, 14.0):

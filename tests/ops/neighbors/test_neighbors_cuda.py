@@ -342,7 +342,7 @@ def test_point_pool_cuda_equals_reference(monkeypatch: pytest.MonkeyPatch, mode:
         generator = torch.Generator().manual_seed(number)
         features = torch.randn(150, 5, generator=generator).mul(2).round().div(2).to(dtype)  # ties
         features[7, 0] = torch.nan
-        weight = torch.randn(geometry.centers, 5, generator=generator).to(dtype)
+        weight = torch.randn(geometry.center_count, 5, generator=generator).to(dtype)
         results = []
         for emulated in (True, False):
             with monkeypatch.context() as patch:
@@ -369,12 +369,12 @@ def test_neighbors_cuda_listing_equals_reference(order: str) -> None:
     generator = torch.Generator().manual_seed(0)
     for geometry in (radius_geometry(points, 0.1), radius_geometry(points, 0.1, 3, points[::5])):
         tensors = [torch.randn(s, generator=generator) for s in ((150, cin), (27, cin, cout))]
-        grad = torch.randn(geometry.centers, cout, generator=generator)
+        grad = torch.randn(geometry.center_count, cout, generator=generator)
         results = []
         for dtype in (torch.float32, torch.float64):
             inputs = [t.to(dtype).requires_grad_() for t in tensors]
             if dtype == torch.float32:
-                out = points_listing.listing(geometry.triplets(), geometry.centers, order)(*inputs)
+                out = points_listing.listing(geometry.triplets(), geometry.center_count, order)(*inputs)
             else:
                 out = point_conv(*inputs, geometry, backend="reference")
             results.append((out.detach(), *torch.autograd.grad(out, inputs, grad.to(dtype))))
@@ -432,7 +432,7 @@ def test_point_pool_on_gpu_equals_cpu(mode: str, dtype: torch.dtype) -> None:
     points = cloud(2000)
     geometry = radius_geometry(points, 0.1, 3, points[::4])
     features = torch.randn(2000, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
-    weight = torch.randn(geometry.centers, 24).to(dtype)
+    weight = torch.randn(geometry.center_count, 24).to(dtype)
     results = []
     for device in ("cuda", "cpu"):
         inputs = features.to(device).requires_grad_()

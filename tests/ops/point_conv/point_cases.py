@@ -25,7 +25,7 @@ def random_geometry(centers: int, points: int, triplets: int, kernel: int = 3, s
 
 def looped(features: Tensor, weight: Tensor, geometry: PointGeometry, bias: Tensor | None, groups: int) -> Tensor:
     """[M, Cout] float64."""
-    rows = [torch.zeros(weight.shape[2], dtype=torch.float64) for _ in range(geometry.centers)]
+    rows = [torch.zeros(weight.shape[2], dtype=torch.float64) for _ in range(geometry.center_count)]
     inputs, outputs = features.shape[1] // groups, weight.shape[2] // groups
     for i, j, k in zip(*(t.tolist() for t in geometry.triplets()), strict=True):
         parts = [
@@ -60,7 +60,7 @@ def draw(geometry: PointGeometry, channels: tuple[int, int], groups: int, dtype:
         (geometry.points, channels[0]),
         (geometry.cells, channels[0] // groups, channels[1]),
         (channels[1],),
-        (geometry.centers, channels[1]),
+        (geometry.center_count, channels[1]),
     )
     return [torch.randn(shape, generator=generator).to(geometry.device, dtype) for shape in shapes]
 

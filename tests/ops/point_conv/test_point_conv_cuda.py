@@ -63,11 +63,11 @@ def weight_of_sums(geometry: PointGeometry, features: Tensor, grad: Tensor, grou
     """The weights' gradient, without signs, of those buckets that have more than one point."""
     i, j, k = geometry.triplets()
     bucket = i * geometry.cells + k
-    size = geometry.centers * geometry.cells
+    size = geometry.center_count * geometry.cells
     sums = torch.zeros(size, features.shape[1], dtype=torch.float64).index_add_(0, bucket, features.double()[j])
     sums[torch.bincount(bucket, minlength=size) < 2] = 0
-    sums = sums.abs().view(geometry.centers, geometry.cells, groups, -1)
-    grad = grad.double().abs().view(geometry.centers, groups, -1)
+    sums = sums.abs().view(geometry.center_count, geometry.cells, groups, -1)
+    grad = grad.double().abs().view(geometry.center_count, groups, -1)
     return torch.einsum("rkgi,rgo->kigo", sums, grad).flatten(2)
 
 
@@ -360,7 +360,7 @@ def test_point_conv_cuda_shares_memory_is_bounded(rows: int) -> None:
     operands = config.choose_operand_format(request, False)
     variant = config.choose_outer_product_variant(request, operands, device)
     columns, cell_blocks = variant.halves, -(-27 // variant.cells)
-    segments, slots, share = launch._choose_segment_and_slot_counts_and_size(
+    segments, slots, share = launch._choose_segments_slots_and_floats_per_slot(
         request, columns, cell_blocks, variant, device
     )
     assert slots * share * 4 <= 8 << 20

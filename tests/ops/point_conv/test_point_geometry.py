@@ -17,7 +17,7 @@ from fullfield.ops.point_conv import (
     triplets,
     voxel_geometry,
 )
-from fullfield.ops.point_conv.geometry import compute_kernel_radius
+from fullfield.ops.point_conv.geometry import compute_equal_volume_radius
 
 
 def found(geometry) -> set[tuple[int, int, int]]:
@@ -26,8 +26,8 @@ def found(geometry) -> set[tuple[int, int, int]]:
 
 @pytest.mark.parametrize(("side", "radius"), [(3, 1.86), (5, 3.10), (7, 4.34)])
 def test_kernel_radius_equals_published_values(side: int, radius: float) -> None:
-    assert compute_kernel_radius(1.0, side) == pytest.approx(radius, abs=5e-3)
-    assert compute_kernel_radius(0.1, (1, 8, 1)) == pytest.approx(compute_kernel_radius(0.1, 2))
+    assert compute_equal_volume_radius(1.0, side) == pytest.approx(radius, abs=5e-3)
+    assert compute_equal_volume_radius(0.1, (1, 8, 1)) == pytest.approx(compute_equal_volume_radius(0.1, 2))
 
 
 @pytest.mark.parametrize("kernel", [1, 3, 5, (3, 1, 5), (2, 4, 3)])
@@ -36,7 +36,7 @@ def test_radius_geometry_equals_definition(kernel) -> None:
     sides = (kernel,) * 3 if isinstance(kernel, int) else kernel
     geometry = radius_geometry(points, 0.11, kernel)
     assert geometry.kernel_size == sides
-    assert found(geometry) == expected_triplets(points, points, 0.11, sides, compute_kernel_radius(0.11, kernel))
+    assert found(geometry) == expected_triplets(points, points, 0.11, sides, compute_equal_volume_radius(0.11, kernel))
     assert geometry.mirrored == all(side % 2 for side in sides)
     assert (0, 0, (sides[0] // 2 * sides[1] + sides[1] // 2) * sides[2] + sides[2] // 2) in found(geometry)
 
@@ -84,8 +84,8 @@ def test_radius_geometry_transposed_equals_upsampling() -> None:
     coarse = points[kept.indices]
     down = radius_geometry(points, 0.1, 3, coarse, offsets=offsets, center_offsets=kept.offsets)
     up = radius_geometry(coarse, 0.2, 3, points, offsets=kept.offsets, center_offsets=offsets)
-    assert (down.centers, down.points, up.centers, up.points) == (len(coarse), 240, 240, len(coarse))
-    one = expected_triplets(points[:150], coarse[: kept.offsets[1]], 0.1, (3, 3, 3), compute_kernel_radius(0.1))
+    assert (down.center_count, down.points, up.center_count, up.points) == (len(coarse), 240, 240, len(coarse))
+    one = expected_triplets(points[:150], coarse[: kept.offsets[1]], 0.1, (3, 3, 3), compute_equal_volume_radius(0.1))
     assert {t for t in found(down) if t[0] < kept.offsets[1]} == one
     assert not down.mirrored
     assert set(up.backward.rows.diff().tolist()) != {0}

@@ -16,7 +16,7 @@ from fullfield.ops.point_conv import point_pool, pooling, radius_geometry
 def looped(features: torch.Tensor, geometry, mode: str) -> torch.Tensor:
     i, j, _ = geometry.triplets()
     rows = []
-    for center in range(geometry.centers):
+    for center in range(geometry.center_count):
         own = features[j[i == center]]
         reduced = own.new_zeros(features.shape[1]) if not len(own) else own.mean(0) if mode == "mean" else own.amax(0)
         rows.append(reduced)

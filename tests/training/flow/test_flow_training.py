@@ -162,7 +162,7 @@ def test_objective_limits_log_scale_of_sea_raft(scenes: Scenes) -> None:
         for flow, info in pairs:
             flow += 100.0  # far off: the wide scale decides the loss
             info[:, :2], info[:, 2:3] = 0.0, 9.0
-        model.compute_padding_and_coarse_predictions = None
+        model.compute_padding_coarse_fields_and_weights = None
         model.predictions_with_mixture = lambda *_, **__: pairs
         actual, _ = TrainingObjective(model, FlowTraining(updates=1))(
             batch.frame1, batch.frame2, batch.flow, batch.valid

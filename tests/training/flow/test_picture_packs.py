@@ -20,7 +20,7 @@ from fullfield.training.flow.pictures import (
     load_or_create_picture_pack,
     read_pack_manifest,
 )
-from fullfield.training.flow.procedural import MARGIN, create_procedural_shapes
+from fullfield.training.flow.procedural import MARGIN, draw_procedural_shape_masks
 from refusals import refuses
 
 
@@ -110,7 +110,7 @@ def test_create_procedural_pictures_depend_on_seed_alone() -> None:
 
 
 def test_create_procedural_shapes_fill_tile_except_margin() -> None:
-    shapes = create_procedural_shapes(48, 5)
+    shapes = draw_procedural_shape_masks(48, 5)
     covered = shapes.astype(bool)
     assert not covered[:, :MARGIN].any()
     assert not covered[:, -MARGIN:].any()

@@ -15,7 +15,7 @@ from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
 from fullfield.ops.neighbors.downsampling import check_and_downsample_repeatedly
 from fullfield.ops.neighbors.ragged import check_and_build_cloud, check_distance, check_shape_and_build_cloud
 from fullfield.ops.point_conv import PointGeometry
-from fullfield.ops.point_conv.geometry import RadiusRequest, build_radius_geometries, compute_kernel_radius
+from fullfield.ops.point_conv.geometry import RadiusRequest, build_radius_geometries, compute_equal_volume_radius
 from fullfield.ops.point_conv.protocol import check_and_expand_kernel_size
 
 
@@ -72,7 +72,7 @@ class PointPyramid:
         for source, target, kernel in steps:
             sides, side = check_and_expand_kernel_size(kernel), grid * 2**source
             requests[source, target, kernel] = RadiusRequest(
-                clouds[source], clouds[target], side, sides, compute_kernel_radius(side, sides), gradient
+                clouds[source], clouds[target], side, sides, compute_equal_volume_radius(side, sides), gradient
             )
         geometries = dict(zip(requests, build_radius_geometries(list(requests.values())), strict=True))
         sizes = tuple(tuple(end - start for start, end in pairwise(cloud.offsets.tolist())) for cloud in clouds)

@@ -283,7 +283,7 @@ class SEARAFT(FlowNetwork):
         )
         return [self._upsample_flow_and_mixture(state, padding) for state in states]
 
-    def compute_padding_and_coarse_predictions(
+    def compute_padding_coarse_fields_and_weights(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[framing.Padding, list[tuple[Tensor, Tensor]]]:
         """Return the frames' padding and :meth:`predictions_with_mixture` before the convex up-sampling.
@@ -294,9 +294,9 @@ class SEARAFT(FlowNetwork):
             frame1, frame2, self._resolve_update_count(updates), initial_flow, min_updates=0
         )
         prepared = self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
-        fmap1, fmap2, net, context, flow, field, mask = (self._compiled_start or self._encode_and_predict_start)(
-            *prepared
-        )
+        fmap1, fmap2, net, context, flow, field, mask = (
+            self._compiled_start or self._encode_and_get_start_flow_field_mask
+        )(*prepared)
         if start is not None:
             flow, field = start, torch.cat((8 * start, field[:, 2:]), 1)
         predictions = [(field, mask)]
@@ -305,22 +305,28 @@ class SEARAFT(FlowNetwork):
         for _ in range(count):
             flow = flow.detach()
             features = lookup(grid + flow)
-            net, flow, field, mask = (self._compiled_update or self._update_and_predict)(net, context, features, flow)
+            net, flow, field, mask = (self._compiled_update or self._update_and_get_state_flow_field_mask)(
+                net, context, features, flow
+            )
             predictions.append((field, mask))
         return padding, predictions
 
-    def compile_stages(self, mode: str | None) -> None:
-        """Compile the stages of :meth:`compute_padding_and_coarse_predictions`.
+    def compile_or_restore_stages(self, mode: str | None) -> None:
+        """Compile the stages of :meth:`compute_padding_coarse_fields_and_weights`.
 
         These are what comes before the updates, and one update, which serves any number.
 
         Args:
             mode: mode of ``torch.compile``; None returns to code that is not compiled.
         """
-        self._compiled_start = None if mode is None else torch.compile(self._encode_and_predict_start, mode=mode)
-        self._compiled_update = None if mode is None else torch.compile(self._update_and_predict, mode=mode)
+        self._compiled_start = (
+            None if mode is None else torch.compile(self._encode_and_get_start_flow_field_mask, mode=mode)
+        )
+        self._compiled_update = (
+            None if mode is None else torch.compile(self._update_and_get_state_flow_field_mask, mode=mode)
+        )
 
-    def _encode_and_predict_start(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:
+    def _encode_and_get_start_flow_field_mask(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:
         """Return fmap1, fmap2, state, context, the regressed flow in cells, and the field and mask of a prediction.
 
         The frames are prepared. Compiled code takes and returns tensors alone, as older versions of PyTorch need it.
@@ -332,7 +338,7 @@ class SEARAFT(FlowNetwork):
         net, flow = net.clone(), outputs[:, :2].clone()
         return fmap1, fmap2, net, context, flow, torch.cat((8 * flow, outputs[:, 2:]), 1), self.predict_mask(net)
 
-    def _update_and_predict(
+    def _update_and_get_state_flow_field_mask(
         self, net: Tensor, context: Tensor, correlation: Tensor, flow: Tensor
     ) -> tuple[Tensor, ...]:
         """Return the next state and flow, and the field and mask of their prediction."""
@@ -432,7 +438,7 @@ class SEARAFT(FlowNetwork):
     def _iterate_states(
         self, encoded: EncodedFrames, flow: Tensor | None, updates: int, max_updates: int
     ) -> Iterator[_UpdateState]:
-        """Yield the start and the state after each update; from ``updates`` to ``most`` while a pair's flow moves."""
+        """Yield the start and the state after each update; past ``updates`` while a pair's flow moves."""
         fmap1, fmap2, net, context = encoded
         regressed, info = self._predict_flow_and_mixture(net)
         state = _UpdateState(net, regressed if flow is None else flow, info)
@@ -470,7 +476,7 @@ def compute_expected_log_scale(
 
     At most 0 means a scale of about one pixel or less.
     """
-    _check.check_tensor(mixture, "info", ("B", 4, "H", "W"))
+    _check.check_tensor(mixture, "mixture", ("B", 4, "H", "W"))
     wide_log_scale = mixture[:, 2:3].clamp(0, config.log_scale_max)
     narrow = mixture[:, 3:].clamp(config.log_scale_min, 0)
     return (mixture[:, :2].softmax(1) * torch.cat((wide_log_scale, narrow), 1)).sum(1, keepdim=True)

@@ -64,7 +64,9 @@ class DensePair(in_pytorch.PreparedPairInPyTorch):
     def _compute_volume_index(self, level: int, x: Tensor, y: Tensor) -> Tensor:
         return (y * self.request.sizes2[level][1] + x).flatten(1)
 
-    def compute_scaled_dot_products(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_unmasked_scaled_dot_products(
+        self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor
+    ) -> Tensor:
         """Read the dot products [n, K, K] from the volume."""
         volume = self.state[level]
         table = volume.view(-1, volume.shape[-1])[pixels]
@@ -94,22 +96,22 @@ class DensePair(in_pytorch.PreparedPairInPyTorch):
     def finish_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         """Multiply the volumes' gradients with the features."""
         with disable_autocast_and_grad(self.request.device):
-            return self._multiply_volume_gradients_with_features(grads)
+            return self._convert_volume_to_feature_gradients(grads)
 
-    def _multiply_volume_gradients_with_features(self, grads: GradientAccumulators) -> GradientAccumulators:
+    def _convert_volume_to_feature_gradients(self, volume_grads: GradientAccumulators) -> GradientAccumulators:
         r = self.request
-        volumes = self._check_and_get_volume_gradients(grads)
+        volumes = self._check_and_get_volume_gradients(volume_grads)
         source, *targets = (f.to(r.accumulate_dtype) / r.channels**0.25 for f in self.state[r.levels :])
         first, rest = None, None
-        if grads.requested[0]:
+        if volume_grads.requested[0]:
             sums = sum(torch.bmm(t, v.transpose(1, 2)) for t, v in zip(targets, volumes, strict=True))
             first = torch.as_tensor(sums).view(r.batch, r.channels, *r.size1) / r.channels**0.25
-        if grads.requested[1]:
+        if volume_grads.requested[1]:
             rest = [
                 (torch.bmm(source, v) / r.channels**0.25).view(r.batch, r.channels, *size)
                 for v, size in zip(volumes, r.sizes2, strict=True)
             ]
-        return GradientAccumulators(first, rest, grads.requested)
+        return GradientAccumulators(first, rest, volume_grads.requested)
 
 
 restore_pair = DensePair

@@ -114,14 +114,16 @@ class PreparedPairInPyTorch(PreparedPair):
     """Pair whose backend only defines how dot products are found and how their gradient is added."""
 
     @abstractmethod
-    def compute_scaled_dot_products(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_unmasked_scaled_dot_products(
+        self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor
+    ) -> Tensor:
         """Return the dot products / √C [n, K, K] of the pixels with positions x, y; free where not ``inside``."""
 
     @abstractmethod
     def add_feature_gradients(
         self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: GradientAccumulators
     ) -> None:
-        """Add the features' gradient for that of :meth:`compute_scaled_dot_products`, zero where not ``inside``."""
+        """Add the features' gradient for ``grad``, that of the dot products, zero where not ``inside``."""
 
     def count_pixels_per_chunk(self) -> int:
         """Return the number of source pixels at a time."""
@@ -153,7 +155,7 @@ class PreparedPairInPyTorch(PreparedPair):
         out = coords.new_zeros((self.pixel_count, r.out_channels), dtype=out_dtype)
         with disable_autocast_and_grad(coords.device):
             for level, pixels, window, x, y, inside in self._iterate_level_chunks_with_windows(coords):
-                dots = torch.where(inside, self.compute_scaled_dot_products(level, pixels, x, y, inside), 0.0)
+                dots = torch.where(inside, self.compute_unmasked_scaled_dot_products(level, pixels, x, y, inside), 0.0)
                 out[pixels, level * taps : (level + 1) * taps] = blend_products_bilinearly(dots, window).to(out_dtype)
             result = out.view(r.batch, *r.size1, r.out_channels).permute(0, 3, 1, 2)
             return convert_lookup_output(result, out_dtype, channels_last)
@@ -179,7 +181,7 @@ class PreparedPairInPyTorch(PreparedPair):
                 dot_gradients = torch.where(inside, backpropagate_bilinear_blend(grad, window, r.side), 0.0)
                 self.add_feature_gradients(level, pixels, x, y, inside, dot_gradients, grads)
             if grad_coords is not None:
-                dots = torch.where(inside, self.compute_scaled_dot_products(level, pixels, x, y, inside), 0.0)
+                dots = torch.where(inside, self.compute_unmasked_scaled_dot_products(level, pixels, x, y, inside), 0.0)
                 grad_coords[pixels] += (
                     compute_fraction_gradients(grad, dots, window, r.side).to(grad_coords.dtype) / 2**level
                 )

@@ -60,7 +60,9 @@ class ReferencePair(PreparedPairInPyTorch):
         table = self.state[1 + level].view(-1, r.channels)
         return table.index_select(0, rows).to(r.accumulate_dtype).view(shape[0], -1, r.channels)
 
-    def compute_scaled_dot_products(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_unmasked_scaled_dot_products(
+        self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor
+    ) -> Tensor:
         """Gather features and multiply: [n, K, K]."""
         target = self._gather_target_rows(level, self._compute_row_index(level, pixels, x, y), inside.shape)
         if target.is_cuda:  # a batched product may use TF32 there

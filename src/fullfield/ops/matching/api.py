@@ -93,18 +93,18 @@ def _check_maps(fmap1: Tensor, fmap2: Tensor) -> None:
     _check.require(fmap2.shape[2] > 0 and fmap2.shape[3] > 0, "fmap2", "at least one position", fmap2)
 
 
-def _choose_backend_as_traced_constant(
+def _choose_backend_name_as_traced_constant(
     dtype: torch.dtype, device: torch.device, eager: bool, backend: str | None
 ) -> str:
-    return _choose_backend(MatchingRequest(dtype, device, eager), backend)
+    return _choose_backend_name(MatchingRequest(dtype, device, eager), backend)
 
 
 # As torch.compiler.assume_constant_result does, which would import the compiler: called while code is traced.
-_choose_backend_as_traced_constant.__dict__["_dynamo_marked_constant"] = True
+_choose_backend_name_as_traced_constant.__dict__["_dynamo_marked_constant"] = True
 
 
 @functools.lru_cache(256)
-def _choose_backend(request: MatchingRequest, backend: str | None) -> str:
+def _choose_backend_name(request: MatchingRequest, backend: str | None) -> str:
     return MATCHERS.choose(backend, request)
 
 
@@ -144,7 +144,7 @@ def global_matching(
     """
     _check_maps(fmap1, fmap2)
     scale = max(fmap1.shape[1], 1) ** -0.5
-    name = _choose_backend_as_traced_constant(fmap1.dtype, fmap1.device, is_eager(fmap1, fmap2), backend)
+    name = _choose_backend_name_as_traced_constant(fmap1.dtype, fmap1.device, is_eager(fmap1, fmap2), backend)
     if fmap1.numel() == 0:
         return chunks.compute_matching_flow(fmap1, fmap2, scale)
     return _MATCHERS[name](fmap1, fmap2, scale)

@@ -172,7 +172,7 @@ def _sum_feature_rows(
 
 
 @_jit
-def _sum_cell_buckets_advancing_to_next_cell(
+def _sum_buckets_and_get_count_and_next_cell(
     features,
     channels,
     row_offsets,
@@ -265,7 +265,7 @@ def convolve_row_tiles(
                 row_offsets, entries, cells, index_bits, cell_count, top, count, cursor, upcoming
             )
             while k < cell_count:
-                n, following = _sum_cell_buckets_advancing_to_next_cell(
+                n, following = _sum_buckets_and_get_count_and_next_cell(
                     flat, channels, row_offsets, entries, cells, index_bits, cell_count, k, top, count, cursor,
                     upcoming, g * inputs, inputs, sums, inputs, used,
                 )  # fmt: skip
@@ -326,7 +326,7 @@ def add_tile_outer_products(
             row_offsets, entries, cells, index_bits, cell_count, top, count, cursor, upcoming
         )
         while k < cell_count:
-            n, following = _sum_cell_buckets_advancing_to_next_cell(
+            n, following = _sum_buckets_and_get_count_and_next_cell(
                 flat, channels, row_offsets, entries, cells, index_bits, cell_count, k, top, count, cursor, upcoming,
                 c0, c1 - c0, sums, BLOCK, used,
             )  # fmt: skip

@@ -320,7 +320,7 @@ def point_conv(
             bias = None if bias is None else bias.to(dtype)
     check_conv_arguments(features, weight, bias, geometry.points, geometry.cells, device, groups)
     if torch.is_grad_enabled() and features.requires_grad:
-        geometry.require_gradient()
+        geometry.raise_unless_gradient_is_prepared()
     return convolve_points(
         features, weight, bias, *geometry.list_triplet_tensors_by_direction(), geometry.mirrored, groups, backend
     )
@@ -344,14 +344,14 @@ def point_conv_layer_norm(
         is_eager(features, weight, scale, shift, residual)
         and layer_norm.explain_unsupported(features, scale, shift, residual) is None
         and not torch.is_autocast_enabled(features.device.type)
-        and (residual is None or residual.shape == (geometry.centers, weight.shape[-1]))
+        and (residual is None or residual.shape == (geometry.center_count, weight.shape[-1]))
     ):
         check_conv_arguments(features, weight, None, geometry.points, geometry.cells, geometry.device, groups)
         if scale.shape == shift.shape == weight.shape[2:] and 0 < weight.shape[2] <= layer_norm.MAX_CHANNELS:
             residual = None if residual is None else residual.contiguous()
             if needs_gradient(features, weight, scale, shift, residual):
                 if features.requires_grad:
-                    geometry.require_gradient()
+                    geometry.raise_unless_gradient_is_prepared()
                 return _apply_both(features, weight, scale, shift, residual, geometry, groups, backend, eps, relu)
             rest = (*geometry.list_triplet_tensors_by_direction(), geometry.mirrored, groups, backend)
             return layer_norm.normalize_forward(

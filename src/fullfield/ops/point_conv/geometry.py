@@ -55,7 +55,7 @@ class PointGeometry:
     """[B + 1] int64 on the CPU: the centres of each cloud."""
 
     @property
-    def centers(self) -> int:
+    def center_count(self) -> int:
         """Number of centres, M."""
         return self.forward.rows.shape[0] - 1
 
@@ -85,7 +85,7 @@ class PointGeometry:
             return list(self.forward), list(self.forward)
         return list(self.forward), [] if self.backward is None else list(self.backward)
 
-    def require_gradient(self) -> None:
+    def raise_unless_gradient_is_prepared(self) -> None:
         """Check that the geometry allows the gradient of features.
 
         Raises:
@@ -101,7 +101,7 @@ class PointGeometry:
         return replace(self, forward=Triplets(*(t.to(target) for t in self.forward)), backward=backward)
 
 
-def compute_kernel_radius(grid: float, kernel_size: int | Sequence[int] = 3) -> float:
+def compute_equal_volume_radius(grid: float, kernel_size: int | Sequence[int] = 3) -> float:
     """Return the radius of the ball with the volume of the kernel's box: 1.86, 3.10, 4.34 grid for sides 3, 5, 7."""
     sides = check_and_expand_kernel_size(kernel_size)
     return float(grid * math.pow(3.0 * math.prod(sides) / (4.0 * math.pi), 1.0 / 3.0))
@@ -130,7 +130,7 @@ def radius_geometry(
         grid: side of a kernel cell, in the unit of the coordinates.
         kernel_size: cells along x, y, z, 1 to 8, or one number for all.
         centers: coordinates of the centres; None is the points.
-        radius: by default :func:`compute_kernel_radius`.
+        radius: by default :func:`compute_equal_volume_radius`.
         offsets: index of the first point of each cloud, and the number of points; None is one cloud.
         center_offsets: the same for the centres.
         gradient: whether the gradient of features will be requested. It takes memory unless the centres are the points
@@ -141,7 +141,7 @@ def radius_geometry(
     """
     check_distance(grid, "grid")
     sides = check_and_expand_kernel_size(kernel_size)
-    search_radius = compute_kernel_radius(grid, sides) if radius is None else radius
+    search_radius = compute_equal_volume_radius(grid, sides) if radius is None else radius
     check_distance(search_radius, "radius")
     clouds = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
     (geometry,) = build_radius_geometries([RadiusRequest(*clouds, float(grid), sides, float(search_radius), gradient)])

@@ -52,7 +52,7 @@ def point_pool(
     check_feature_rows(features, geometry.points, geometry.device)
     refuse_forward_mode(features=features)
     if torch.is_grad_enabled() and features.requires_grad:
-        geometry.require_gradient()
+        geometry.raise_unless_gradient_is_prepared()
     directions = (*geometry.list_triplet_tensors_by_direction(), geometry.cells)
     out: Tensor
     if mode == "max":

@@ -73,7 +73,9 @@ class CpuRefiner:
         colours, first, second = frames
         k, level, config = self._k, self._level, self._config
         self._threads = threads
-        self._write_pair_to_buffers(colours, first, second, prior, _NONE if backward is None else backward)
+        self._fill_buffers_with_blurred_pair_and_weights(
+            colours, first, second, prior, _NONE if backward is None else backward
+        )
         fit, round_misfits = torch.from_numpy(level.view_plane(self._state, k.FIT)), []
         for turn in range(rounds):
             for warp in range(config.warps):
@@ -96,7 +98,7 @@ class CpuRefiner:
         strips = split_into_row_ranges(self._height, strips_per_thread * self._threads)
         run_tasks_and_wait([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
 
-    def _write_pair_to_buffers(
+    def _fill_buffers_with_blurred_pair_and_weights(
         self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane
     ) -> None:
         """Bring the pair into the kernels' layouts."""

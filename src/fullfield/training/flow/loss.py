@@ -93,7 +93,7 @@ def mixture_loss_and_error_before_upsampling(
 ) -> tuple[Tensor, Tensor]:  # scalars
     """Return :func:`laplace_mixture_loss` of predictions before up-sampling, and the last one's mean end-point error.
 
-    Predictions are those of :meth:`fullfield.models.SEARAFT.compute_padding_and_coarse_predictions`.
+    Predictions are those of :meth:`fullfield.models.SEARAFT.compute_padding_coarse_fields_and_weights`.
     On a GPU nothing of the frames' size is kept for the gradients, see :mod:`fullfield.training.flow.convex_loss`.
     """
     _check.require(len(predictions) > 0, "predictions", "one at least", "none")

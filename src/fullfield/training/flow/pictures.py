@@ -24,8 +24,8 @@ from fullfield.training.flow.mesh_shapes import create_procedural_meshes
 from fullfield.training.flow.procedural import (
     SHAPE_SIZE,
     Pixels,
-    create_procedural_shapes,
     create_procedural_textures_and_names,
+    draw_procedural_shape_masks,
 )
 
 FORMAT = 1
@@ -88,7 +88,7 @@ def load_or_create_picture_pack(
         if not squares:
             raise InputError(f"{where}: expected a picture at least, holds silhouettes alone; build it with --pictures")
         meshes = _read_meshes_and_append_procedural_if_any(where, entries.get("meshes", []), file)
-    drawn = create_procedural_shapes(procedural_shape_count, seed=0)
+    drawn = draw_procedural_shape_masks(procedural_shape_count, seed=0)
     shapes = torch.from_numpy(np.concatenate([masks, drawn]))
     return PicturePack(torch.from_numpy(np.stack(squares)), shapes, tuple(names), meshes)
 
@@ -131,14 +131,16 @@ def create_procedural_picture_pack(
 
     ``count`` pictures of height and width ``size`` px: noise of many octaves, discs that hide each other, cells,
     marble, bricks, speckles, stripes, gradients, checks and nearly flat ones in turn, in natural and saturated colours.
-    And ``shape_count`` shapes (:func:`create_procedural_shapes`).
+    And ``shape_count`` shapes (:func:`draw_procedural_shape_masks`).
     """
     check_number(count, "count", integer=True, low=1)
     check_number(size, "size", integer=True, low=16)
     check_number(seed, "seed", integer=True, low=0)
     check_number(shape_count, "shape_count", integer=True, low=0)
     pictures, names = create_procedural_textures_and_names(count, size, seed)
-    return PicturePack(torch.from_numpy(pictures), torch.from_numpy(create_procedural_shapes(shape_count, seed)), names)
+    return PicturePack(
+        torch.from_numpy(pictures), torch.from_numpy(draw_procedural_shape_masks(shape_count, seed)), names
+    )
 
 
 def read_pack_manifest(path: str | Path) -> dict[str, Any]:

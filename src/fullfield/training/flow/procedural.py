@@ -305,7 +305,7 @@ _TEXTURES = (
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-def create_procedural_shapes(count: int, seed: int) -> Pixels:
+def draw_procedural_shape_masks(count: int, seed: int) -> Pixels:
     """Draw coverage masks [count, 128, 128], zero in the margin; the first do not depend on ``count``.
 
     Polygons, stars, thin bars, discs with holes, frames, fans of hairs, fences and blobs, in turn.
@@ -313,11 +313,11 @@ def create_procedural_shapes(count: int, seed: int) -> Pixels:
     shapes = np.zeros((count, SHAPE_SIZE, SHAPE_SIZE), np.uint8)
     for index in range(count):
         outlines = _SHAPES[index % len(_SHAPES)](RandomStream(seed, index, 2))
-        shapes[index, MARGIN:-MARGIN, MARGIN:-MARGIN] = _fill_outlines(outlines)
+        shapes[index, MARGIN:-MARGIN, MARGIN:-MARGIN] = _scale_and_fill_outlines(outlines)
     return shapes
 
 
-def _fill_outlines(outlines: list[Field]) -> Pixels:
+def _scale_and_fill_outlines(outlines: list[Field]) -> Pixels:
     """Return the coverage [122, 122] of closed outlines [N, 2] (x, y), scaled until the longer side fills it.
 
     Where an even number of them overlap is outside.

@@ -114,9 +114,9 @@ class TrainingObjective(nn.Module):
     def can_compile_stages(self) -> bool:
         """Return whether the network can compile parts of its predictions, which serve any number of updates."""
         coarse = self._limits is not None and callable(
-            getattr(self.network, "compute_padding_and_coarse_predictions", None)
+            getattr(self.network, "compute_padding_coarse_fields_and_weights", None)
         )
-        return coarse and callable(getattr(self.network, "compile_stages", None))
+        return coarse and callable(getattr(self.network, "compile_or_restore_stages", None))
 
     @property
     def loss_name(self) -> str:
@@ -131,8 +131,8 @@ class TrainingObjective(nn.Module):
             predictions = network.predictions(frame1, frame2, **updates)
             loss = sequence_loss(predictions, flow, valid, gamma=self._gamma)
             last = predictions[-1]
-        elif callable(getattr(network, "compute_padding_and_coarse_predictions", None)):
-            padding, coarse = network.compute_padding_and_coarse_predictions(frame1, frame2, **updates)
+        elif callable(getattr(network, "compute_padding_coarse_fields_and_weights", None)):
+            padding, coarse = network.compute_padding_coarse_fields_and_weights(frame1, frame2, **updates)
             return mixture_loss_and_error_before_upsampling(
                 coarse, padding, flow, valid, gamma=self._gamma, limits=self._limits
             )
@@ -195,7 +195,7 @@ class TrainingStepper:
             pass
         elif self._compiles_stages:
             network: Any = model
-            network.compile_stages(training.compile)
+            network.compile_or_restore_stages(training.compile)
         elif isinstance(training.updates, tuple):  # as one graph, every number of updates would be compiled again
             for module in model.children():
                 self._compiled_children.append((module, module._compiled_call_impl))
@@ -224,7 +224,7 @@ class TrainingStepper:
             bias.requires_grad_(True)
         if self._compiles_stages:
             network: Any = self.model
-            network.compile_stages(None)
+            network.compile_or_restore_stages(None)
         for module, implementation in self._compiled_children:
             module._compiled_call_impl = implementation
         self._compiled_children.clear()

@@ -69,7 +69,7 @@ class KernelConfig:
         return self.block_channels * self.channel_blocks
 
     @property
-    def elements_per_vector(self) -> int:
+    def elements_per_feature_vector(self) -> int:
         """Number of 16-bit elements of one feature vector."""
         return self.padded_channels * self.parts_per_feature
 
@@ -103,12 +103,12 @@ def _list_allowed_chunk_widths(radius: int, block: int) -> tuple[int, ...]:
     return tuple(w for w in (*_WIDTHS[block], *widest) if w >= 2 * radius + 2)
 
 
-def count_padded_pixels(height: int, width: int) -> int:
+def count_pixels_with_rows_padded_to_octets(height: int, width: int) -> int:
     """Return the number of feature vectors of an image in f1's layout: every row in whole octets of pixels."""
     return height * (-(-width // 8) * 8)
 
 
-def _split_channels_into_blocks(channels: int, max_channels: int) -> tuple[int, int]:
+def _choose_channel_block_size_and_count(channels: int, max_channels: int) -> tuple[int, int]:
     """Return the channels of a block, a multiple of 64 up to ``max_channels``, and the number of blocks."""
     padded = -(-channels // 64) * 64
     kb = -(-padded // max_channels)
@@ -132,7 +132,7 @@ def choose_forward_config(request: LookupRequest, device: GpuProperties) -> Kern
     map's largest magnitude.
     """
     bf16 = request.dtype == torch.bfloat16 or (request.dtype == torch.float32 and request.precision == "medium")
-    cblk, kb = _split_channels_into_blocks(request.channels, 256)
+    cblk, kb = _choose_channel_block_size_and_count(request.channels, 256)
     split = is_split_into_float16_pairs(request)
     return KernelConfig(
         radius=request.radius,
@@ -190,7 +190,7 @@ def _compute_stage_bytes(config: KernelConfig) -> int:
 def compute_lookup_shared_bytes(config: KernelConfig, out_code: int, channels_last: bool) -> int:
     """Return the bytes of a block of the lookup that writes the type with code ``out_code``."""
     positions = (2 * config.radius + 2) ** 2
-    scatter = config.elements_per_vector // 2 + (positions + 15) // 16 * 16
+    scatter = config.elements_per_feature_vector // 2 + (positions + 15) // 16 * 16
     warp = 4 * max(config.columns * 20, scatter)
     if channels_last:
         warp += (16 * (2 * config.radius + 1) ** 2 * (4 if out_code == 0 else 2) + 15) // 16 * 16
@@ -206,7 +206,7 @@ def maximize_pipeline_stages(config: KernelConfig, out_code: int, channels_last:
     return replace(config, stages=min(_MAX_STAGES, free // ((_compute_stage_bytes(config) + 48) * config.teams)))
 
 
-def fit_lookup_config_if_possible(
+def choose_fitting_lookup_config_or_none(
     config: KernelConfig, out_code: int, channels_last: bool, shared_bytes: int, fmap1_pixels: int = _SMALL_PIXELS
 ) -> KernelConfig | None:
     """Return the configuration of one kind of result if a block may take ``shared_bytes``; None if it does not fit.
@@ -256,7 +256,7 @@ def compute_multiply_kernel_shared_bytes(config: KernelConfig, channels_per_bloc
 def compute_coords_kernel_shared_bytes(config: KernelConfig) -> int:
     """Return the bytes of shared memory of a block of ``coords_gradient``."""
     positions = (2 * config.radius + 2) ** 2
-    return 8 * 4 * (config.elements_per_vector // 2 + (positions + 15) // 16 * 16)
+    return 8 * 4 * (config.elements_per_feature_vector // 2 + (positions + 15) // 16 * 16)
 
 
 def count_lookup_blocks_per_multiprocessor(config: KernelConfig, out_code: int, channels_last: bool) -> int:
@@ -269,7 +269,7 @@ def count_lookup_blocks_per_multiprocessor(config: KernelConfig, out_code: int, 
 
 
 @functools.cache
-def _read_sources(*names: str) -> str:
+def _read_shared_and_named_sources(*names: str) -> str:
     """Read the shared sources, then these files."""
     shared = (HALVES, PRODUCTS, COPIES, WARPS, _FOLDER / "common.cuh")
     return read_source(*shared, *(_FOLDER / name for name in names))
@@ -277,8 +277,8 @@ def _read_sources(*names: str) -> str:
 
 @functools.lru_cache(64)
 def generate_lookup_source(config: KernelConfig, out_code: int, channels_last: bool) -> KernelSource:
-    """Return ``lookup`` that writes the type of ``out_code``; ``config``: :func:`fit_lookup_config_if_possible`."""
-    shared = _read_sources("dots.cuh", "sample.cuh")
+    """Return ``lookup`` that writes the type of ``out_code``, for :func:`choose_fitting_lookup_config_or_none`."""
+    shared = _read_shared_and_named_sources("dots.cuh", "sample.cuh")
     build_lookup_source = functools.partial(config.build_source, out=out_code, channels_last=channels_last)
     if not config.hopper:
         return build_lookup_source(
@@ -298,14 +298,16 @@ def generate_prepare_source(
     config: KernelConfig, dtype_code: int, is_scaled: bool, is_f1_laid_out_as_f2: bool
 ) -> KernelSource:
     """Return the kernels that lay out features of type ``dtype_code``; ``is_f1_laid_out_as_f2``: both maps are."""
-    built = config.build_source(_read_sources("prepare.cu"), SRC=dtype_code, SCALED=is_scaled)
+    built = config.build_source(_read_shared_and_named_sources("prepare.cu"), SRC=dtype_code, SCALED=is_scaled)
     return built._replace(options=(*built.options, "-DF1_PLAIN")) if is_f1_laid_out_as_f2 else built
 
 
 @functools.lru_cache(64)
 def generate_collect_source(config: KernelConfig, grad_code: int, patch_side: int) -> KernelSource:
     """Return ``collect`` for gradients of type ``grad_code``; ``config`` from :func:`derive_gradient_config`."""
-    return config.build_source(_read_sources("gradients.cuh", "collect.cu"), GRAD=grad_code, PATCH=patch_side)
+    return config.build_source(
+        _read_shared_and_named_sources("gradients.cuh", "collect.cu"), GRAD=grad_code, PATCH=patch_side
+    )
 
 
 @functools.lru_cache(64)
@@ -313,7 +315,7 @@ def generate_multiply_source(
     config: KernelConfig, patch_side: int, channels_per_block: int, chunk_count: int
 ) -> KernelSource:
     """Return ``multiply_out`` for :func:`derive_gradient_config` and :func:`choose_multiply_channels_and_chunks`."""
-    text = _read_sources("gradients.cuh", "restart.cuh", "multiply_out.cu")
+    text = _read_shared_and_named_sources("gradients.cuh", "restart.cuh", "multiply_out.cu")
     return config.build_source(
         text,
         PATCH=patch_side,
@@ -326,4 +328,6 @@ def generate_multiply_source(
 @functools.lru_cache(64)
 def generate_coords_gradient_source(config: KernelConfig, grad_code: int) -> KernelSource:
     """Return ``coords_gradient`` for gradients of the type with code ``grad_code``, from the forward's layout."""
-    return config.build_source(_read_sources("dots.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad_code)
+    return config.build_source(
+        _read_shared_and_named_sources("dots.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad_code
+    )

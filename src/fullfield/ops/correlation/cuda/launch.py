@@ -73,7 +73,7 @@ def _explain_too_large(request: LookupRequest) -> str | None:
         shapes.compute_coords_kernel_shared_bytes(config),
         shapes.compute_multiply_kernel_shared_bytes(own, *shapes.choose_multiply_channels_and_chunks(own, shared)),
     )
-    if used_bytes > shared or shapes.fit_lookup_config_if_possible(config, 0, False, shared) is None:
+    if used_bytes > shared or shapes.choose_fitting_lookup_config_or_none(config, 0, False, shared) is None:
         return f"{request.channels} channels need {less}"
     return None
 
@@ -96,11 +96,11 @@ def allocate_pair_state(request: LookupRequest, like: Tensor) -> tuple[Tensor, .
     """
     config = choose_config(request)
     pixels = count_fmap1_pixels(request)
-    padded = request.batch * shapes.count_padded_pixels(*request.size1)
+    padded = request.batch * shapes.count_pixels_with_rows_padded_to_octets(*request.size1)
     targets = request.batch * sum(height * width for height, width in request.sizes2)
 
     def allocate(vectors: int) -> Tensor:
-        return like.new_empty((vectors * config.elements_per_vector,), dtype=torch.int16)
+        return like.new_empty((vectors * config.elements_per_feature_vector,), dtype=torch.int16)
 
     state = (allocate(padded), allocate(targets), like.new_empty((3,), dtype=torch.float32))
     return (*state, allocate(pixels)) if request.grad else state
@@ -177,7 +177,7 @@ def list_common_sources(request: LookupRequest) -> list[KernelSource]:
     dtype, scaled = CODES[request.dtype], shapes.is_scaled_to_float16(request, config)
     pooled = 0 if request.pooled and request.levels > MAX_POOLED_LEVELS else dtype
     sources = [shapes.generate_prepare_source(config, pooled, scaled, False)]
-    usual = shapes.fit_lookup_config_if_possible(config, 0, False, device.shared, count_fmap1_pixels(request))
+    usual = shapes.choose_fitting_lookup_config_or_none(config, 0, False, device.shared, count_fmap1_pixels(request))
     if usual is not None:
         sources.append(shapes.generate_lookup_source(usual, 0, False))
     if request.grad:
@@ -225,7 +225,7 @@ class _LookupLaunch:
         blocks: int = self.params.items
         extra: list[int] = []
         if config.hopper:
-            key = (request.sizes2, request.batch, config.elements_per_vector, config.columns, config.widths)
+            key = (request.sizes2, request.batch, config.elements_per_feature_vector, config.columns, config.widths)
             self.maps, *extra = encode_tensor_maps_and_get_address(state[1].data_ptr(), *key)
             blocks = min(-(-blocks // config.teams), device.processors)
             self.params.active_teams = blocks * config.teams
@@ -264,7 +264,7 @@ class CudaPair(PreparedPair):
         if dtype in CODES:
             code = CODES[dtype]
             pixels = count_fmap1_pixels(self.request)
-            config = shapes.fit_lookup_config_if_possible(
+            config = shapes.choose_fitting_lookup_config_or_none(
                 self._config, code, channels_last, self._device.shared, pixels
             )
             if config is not None:

@@ -36,7 +36,7 @@ def compute_level_offsets(request: LookupRequest, config: KernelConfig) -> list[
     starts, offset = [], 0
     for height, width in request.sizes2:
         starts.append(offset)
-        offset += request.batch * height * width * config.elements_per_vector
+        offset += request.batch * height * width * config.elements_per_feature_vector
     return starts
 
 
@@ -74,7 +74,7 @@ def encode_tensor_maps_and_get_address(
     data_address: int,
     sizes: tuple[tuple[int, int], ...],
     batch: int,
-    elements_per_vector: int,
+    elements_per_feature_vector: int,
     columns: int,
     chunk_widths: tuple[int, ...],
 ) -> tuple[ctypes.Array[ctypes.c_char], int]:
@@ -86,11 +86,11 @@ def encode_tensor_maps_and_get_address(
         if height and width and batch:
             for index, chunk in enumerate(chunk_widths):
                 position = address + 128 * (level * len(chunk_widths) + index)
-                shape = (elements_per_vector, width, height, batch)
+                shape = (elements_per_feature_vector, width, height, batch)
                 write_tensor_map_to_address(
                     position, data_address + 2 * offset, shape, (64, chunk, columns // chunk, 1)
                 )
-        offset += batch * height * width * elements_per_vector
+        offset += batch * height * width * elements_per_feature_vector
     return buffer, address
 
 

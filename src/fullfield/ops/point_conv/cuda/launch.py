@@ -126,10 +126,12 @@ def _round_request_for_plan_cache(request: ConvRequest) -> ConvRequest:
     return ConvRequest(device, dtype, channels, groups, cells, rows >> step << step, 0, 0, precision)
 
 
-def _compute_max_magnitudes(kernels: LoadedKernels, device: GpuProperties, values: tuple[Tensor, ...]) -> Tensor:
+def _compute_max_magnitude_bits_per_tensor(
+    kernels: LoadedKernels, device: GpuProperties, tensors: tuple[Tensor, ...]
+) -> Tensor:
     """Return the largest finite magnitude of each tensor, float32 as int32."""
-    largest = torch.zeros(len(values), dtype=torch.int32, device=values[0].device)
-    for number, tensor in enumerate(values):
+    largest = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
+    for number, tensor in enumerate(tensors):
         if tensor.numel():
             params = _Magnitude(tensor.data_ptr(), largest.data_ptr() + 4 * number, tensor.numel())
             kernels.launch("magnitude", min(-(-tensor.numel() // 2048), 8 * device.processors), 256, params)
@@ -165,7 +167,7 @@ def convolve_triplets(
     rows, entries, cells = triplets
     plan = _plan_multiply_launches(device, _round_request_for_plan_cache(request), cells.numel() > 0)
     kernels = _launching.load_kernels(LIBRARIES, plan.source, device.index)
-    magnitude = _compute_max_magnitudes(kernels, device, (features, weight)) if plan.is_scaled else None
+    magnitude = _compute_max_magnitude_bits_per_tensor(kernels, device, (features, weight)) if plan.is_scaled else None
     buffer = features.new_empty((plan.buffer_bytes,), dtype=torch.uint8)
     packed = buffer.data_ptr()
     p = _Pack.from_buffer_copy(plan.pack)
@@ -197,12 +199,12 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     rows, entries, cells = triplets
     plan = _plan_outer_product_launches(device, _round_request_for_plan_cache(request), cells.numel() > 0)
     kernels = _launching.load_kernels(LIBRARIES, plan.source, device.index)
-    magnitude = _compute_max_magnitudes(kernels, device, (features, grad)) if plan.is_scaled else None
+    magnitude = _compute_max_magnitude_bits_per_tensor(kernels, device, (features, grad)) if plan.is_scaled else None
     config, columns, cell_blocks = plan.config, plan.columns, plan.cell_blocks
-    segments, slots, segment_size = _choose_segment_and_slot_counts_and_size(
+    segments, slots, floats_per_slot = _choose_segments_slots_and_floats_per_slot(
         request, columns, cell_blocks, config, device
     )
-    shares = features.new_empty((slots * segment_size,), dtype=torch.float32)
+    shares = features.new_empty((slots * floats_per_slot,), dtype=torch.float32)
     turns = None
     if segments > slots:
         turns = features.new_zeros((12 * slots * columns * cell_blocks + 1,), dtype=torch.int32)
@@ -225,18 +227,18 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     return out
 
 
-def _choose_segment_and_slot_counts_and_size(
+def _choose_segments_slots_and_floats_per_slot(
     request: ConvRequest,
     columns: int,
     cell_blocks: int,
     config: OuterProductVariant | HopperOuterProductVariant,
     device: GpuProperties,
 ) -> tuple[int, int, int]:
-    """Return the segments of rows, the shares that they write, and the floats of a share."""
-    segment_size = columns * request.cells * config.inputs * config.outputs
+    """Return the segments of rows, the slots of shares that they write, and the floats of a slot."""
+    floats_per_slot = columns * request.cells * config.inputs * config.outputs
     min_blocks = max(1, config.waves * device.processors // (columns // config.halves * cell_blocks))
     segments = max(1, min(min_blocks, -(-request.rows // 32)))
     if isinstance(config, OuterProductVariant):
-        segments = max(1, min(segments, _SHARE_BYTES // (4 * segment_size)))
-        return segments, segments, segment_size
-    return segments, max(1, min(segments, _COMMON_BYTES // (4 * segment_size))), segment_size
+        segments = max(1, min(segments, _SHARE_BYTES // (4 * floats_per_slot)))
+        return segments, segments, floats_per_slot
+    return segments, max(1, min(segments, _COMMON_BYTES // (4 * floats_per_slot))), floats_per_slot

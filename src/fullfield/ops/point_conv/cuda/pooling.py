@@ -36,13 +36,13 @@ def generate_pooling_source(dtype: torch.dtype, has_cells: bool) -> KernelSource
 
 
 def _launch_pooling_and_get_output(
-    kernel_name: str, features: Tensor, winners: Tensor | None, triplets: Triplets, cells: int
+    kernel_name: str, features: Tensor, winners_in_or_out: Tensor | None, triplets: Triplets, cells: int
 ) -> Tensor:
     features = features.contiguous()
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
     p = _Params()
     p.rows, p.words, _ = map(get_address, triplets)
-    p.features, p.winners, p.out = map(get_address, (features, winners, out))
+    p.features, p.winners, p.out = map(get_address, (features, winners_in_or_out, out))
     p.count, p.channels, p.bits = out.numel(), features.shape[1], count_index_bits(cells)
     code = generate_pooling_source(features.dtype, bool(triplets.cells.numel()))
     _launching.load_kernels(LIBRARIES, code, features.get_device()).launch(kernel_name, -(-p.count // 256), 256, p)

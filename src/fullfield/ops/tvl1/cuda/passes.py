@@ -106,7 +106,7 @@ def _check_sizes_and_compute_identity_taps(size_in: int, size_out: int) -> First
     return np.arange(size_in), np.ones((size_in, 1))
 
 
-_WINDOWS = {
+_TAP_FUNCTIONS_BY_FILTER = {
     "gaussian": compute_gaussian_first_taps_and_weights,
     "linear": compute_linear_first_taps_and_weights,
     "none": _check_sizes_and_compute_identity_taps,
@@ -131,7 +131,7 @@ class KernelLaunches:
         key = (filter_name, size_in, size_out)
         table = self._tables.get(key)
         if table is None:
-            first, weight = _WINDOWS[filter_name](size_in, size_out)
+            first, weight = _TAP_FUNCTIONS_BY_FILTER[filter_name](size_in, size_out)
             index = torch.from_numpy(first.astype(np.int32)).to(self._device)
             table = _DeviceTapTable(index, torch.from_numpy(weight.astype(np.float32)).to(self._device), first)
             self._tables[key] = table
@@ -140,24 +140,24 @@ class KernelLaunches:
     def build_grey_launch(
         self,
         frames: tuple[Tensor, ...],  # one or two [B, C, H, W]
-        out: tuple[Tensor, ...],  # for each a plane [B, H, pitch]
+        planes_out: tuple[Tensor, ...],  # for each a plane [B, H, pitch]
         flags: Tensor | None = None,
         flow: Tensor | None = None,
-        flow_at: Tensor | None = None,
+        flow_address_out: Tensor | None = None,
     ) -> Launch:
         """Convert frames of one shape and dtype, with any strides, to grey planes.
 
-        The address of ``flow``, which later kernels write, is written to ``flow_at``.
+        The address of ``flow``, which later kernels write, is written to ``flow_address_out``.
         """
         batch, channels, height, width = frames[0].shape
         params = _DECLARED["GreyParams"]()
-        for number, (frame, plane) in enumerate(zip(frames, out, strict=True)):
+        for number, (frame, plane) in enumerate(zip(frames, planes_out, strict=True)):
             params.frames[number], params.out[number] = frame.data_ptr(), plane.data_ptr()
             params.b[number], params.c[number], params.y[number], params.x[number] = frame.stride()
-        params.item, params.pitch = out[0].stride(0), out[0].stride(1)
+        params.item, params.pitch = planes_out[0].stride(0), planes_out[0].stride(1)
         params.flags = get_address(flags)
         params.flow = get_address(flow)
-        params.flow_at = get_address(flow_at)
+        params.flow_at = get_address(flow_address_out)
         params.limit, params.count, params.channels = BRIGHTEST, len(frames), channels
         params.kind, params.height, params.width = FRAMES[frames[0].dtype], height, width
         params.tiles = -(-width // _THREADS)
@@ -206,17 +206,21 @@ class KernelLaunches:
         shared = 4 * params.rows * params.span
         return Launch(self._pyramid, "resample", blocks, _THREADS, params, shared)
 
-    def build_linearise_launch(self, first: Tensor, second: Tensor, flow: Tensor, level: Level, blend: float) -> Launch:
-        """Return the launch that fills ``level`` from images [B, H, pitch] and flow [B, 2, H, pitch]."""
+    def build_linearise_launch(
+        self, first: Tensor, second: Tensor, flow: Tensor, level_out: Level, blend: float
+    ) -> Launch:
+        """Return the launch that fills ``level_out`` from images [B, H, pitch] and flow [B, 2, H, pitch]."""
         params = _DECLARED["WarpParams"]()
         params.first, params.second, params.from_ = first.data_ptr(), second.data_ptr(), flow.data_ptr()
-        params.flow = level.get_plane_address(level.get_first_flow_plane(level.front))
-        params.data = level.get_plane_address(level.data_plane)
-        params.origin = level.get_plane_address(level.origin_plane) if level.dtype == torch.float16 else None
-        params.image_plane, params.plane, params.item = first.stride(0), level.plane_step, level.item_step
-        params.blend, params.height, params.width = blend, level.height, level.width
-        params.image_pitch, params.pitch, params.tiles = first.stride(1), level.pitch, -(-level.width // 32)
-        blocks = params.tiles * -(-level.height // 8) * level.batch
+        params.flow = level_out.get_plane_address(level_out.get_first_flow_plane(level_out.front))
+        params.data = level_out.get_plane_address(level_out.data_plane)
+        params.origin = (
+            level_out.get_plane_address(level_out.origin_plane) if level_out.dtype == torch.float16 else None
+        )
+        params.image_plane, params.plane, params.item = first.stride(0), level_out.plane_step, level_out.item_step
+        params.blend, params.height, params.width = blend, level_out.height, level_out.width
+        params.image_pitch, params.pitch, params.tiles = first.stride(1), level_out.pitch, -(-level_out.width // 32)
+        blocks = params.tiles * -(-level_out.height // 8) * level_out.batch
         return Launch(self._warp, "linearise", blocks, _THREADS, params)
 
     def build_median_launch(
