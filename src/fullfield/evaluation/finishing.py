@@ -57,7 +57,7 @@ class PairScorer:
             self.averaging, self.dataset.records[sample_index].name, self._fingerprint_truth_files(sample_index)
         )
 
-    def score_unscored_predictions(self, indices: Sequence[int]) -> None:
+    def score_and_store_unscored_predictions(self, indices: Sequence[int]) -> None:
         """Score the stored predictions that have truth and no score yet."""
         left = [
             i

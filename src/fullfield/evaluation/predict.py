@@ -299,7 +299,7 @@ def evaluate(
     wait_for_all_processes(settings.process)
     scorer = PairScorer(dataset, run, averaging, settings.torch_device)
     if has_truth:
-        scorer.score_unscored_predictions(settings.process.list_pair_indices(dataset))
+        scorer.score_and_store_unscored_predictions(settings.process.list_pair_indices(dataset))
     wall = time.perf_counter() - start_s
     wait_for_all_processes(settings.process)
     result = {
@@ -325,7 +325,7 @@ def score(
     if all(record.flow is None for record in dataset.records):
         raise InputError(f"{dataset.name}: has no truth to score against")
     scorer = PairScorer(dataset, run, averaging, settings.torch_device)
-    scorer.score_unscored_predictions(settings.process.list_pair_indices(dataset))
+    scorer.score_and_store_unscored_predictions(settings.process.list_pair_indices(dataset))
     wait_for_all_processes(settings.process)
     result = {**_compute_total_scores(scorer), **_summarize_config_runtime_and_memory(dataset, run)}
     if settings.process.rank == 0:

@@ -380,7 +380,7 @@ class BlockBuilder:
         return "fullfield's " + (SEARAFTCorrBlock if self._dilated else RAFTCorrBlock).__name__
 
 
-def _verify_and_build_block_replacement(
+def _verify_block_and_create_builder(
     name: str, original: Any, location: str, has_recognized_sibling: bool, backend: str | None
 ) -> BlockBuilder:
     signature = parse_signature_or_explain(original)
@@ -396,7 +396,7 @@ def _verify_and_build_block_replacement(
 
 
 RECOGNIZERS: dict[str, Recognizer] = {
-    r"^(?!Alternate|OL).*CorrBlock|^get_corr_block$": _verify_and_build_block_replacement,
-    _ALTERNATE: _verify_and_build_block_replacement,
+    r"^(?!Alternate|OL).*CorrBlock|^get_corr_block$": _verify_block_and_create_builder,
+    _ALTERNATE: _verify_block_and_create_builder,
 }
 """Recognisers by the names under which methods reach blocks. Blocks that can be tried come first."""

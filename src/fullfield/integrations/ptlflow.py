@@ -134,13 +134,13 @@ def find_model_support_or_none(model: object) -> ModelSupport | None:
 def get_unimatch_recognizers_if_refining(model: torch.nn.Module) -> dict[str, Recognizer]:
     """Return recognisers by the names under which methods of ptlflow's models reach other blocks than RAFT's."""
     return (
-        {"^local_correlation_with_flow$": _verify_and_build_unimatch_replacement}
+        {"^local_correlation_with_flow$": _verify_and_build_unimatch_lookup_function}
         if getattr(model, "reg_refine", False)
         else {}
     )
 
 
-def _verify_and_build_unimatch_replacement(
+def _verify_and_build_unimatch_lookup_function(
     name: str,
     original: Any,
     location: str,

@@ -18,7 +18,7 @@ def frame_to_image(frame: Tensor) -> Tensor:
     A float ``[1, H, W]`` or ``[3, H, W]``, display-referred, is clipped to [0, 1] and becomes uint8 ``[3, H, W]``; NaN
     becomes black.
     """
-    check_frame(frame, "frame")
+    require_grey_or_rgb_frame_on_cpu(frame, "frame")
     height, width = frame.shape[-2:]
     image = torch.empty(3, height, width, dtype=torch.uint8)
     for rows in iterate_row_blocks(height, width):
@@ -26,7 +26,7 @@ def frame_to_image(frame: Tensor) -> Tensor:
     return image
 
 
-def check_frame(frame: Tensor, name: str) -> None:
+def require_grey_or_rgb_frame_on_cpu(frame: Tensor, name: str) -> None:
     """Refuse anything but a grey or colour frame tensor on the CPU."""
     _check.check_tensor(frame, name, ("C", "H", "W"), dtypes=FLOATS, device=torch.device("cpu"))
     _check.require(frame.shape[0] in (1, 3), name, "1 or 3 channels", frame)
@@ -61,7 +61,7 @@ def draw_overlay(
         uint8 ``[3, H, W]``.
     """
     require_flow_and_mask_on_cpu(flow, valid)
-    check_frame(frame, "frame")
+    require_grey_or_rgb_frame_on_cpu(frame, "frame")
     height, width = flow.shape[-2:]
     _check.require(frame.shape[-2:] == flow.shape[-2:], "frame", f"the size of flow, [*, {height}, {width}]", frame)
     _check.check_number(opacity, "opacity", low=0, high=1)

@@ -60,7 +60,7 @@ def build_html_page(
         reference: number of the frame to which all vectors lead; the page then shows the frames first.
     """
     _check.check_number(step, "step", integer=True, low=1)
-    frames = [_encode_frame(frame, width) for frame in shot]
+    frames = [_encode_frame_and_vectors(frame, width) for frame in shot]
     page_data = {
         "title": title,
         "max_motion": max_motion,
@@ -85,7 +85,7 @@ def _hash_inline_element(template: str, opening: str, end: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _encode_frame(view_frame: ViewFrame, max_width: int) -> dict[str, object]:
+def _encode_frame_and_vectors(view_frame: ViewFrame, max_width: int) -> dict[str, object]:
     """Encode a frame as a JPEG and its vectors as 16-bit integers in PNGs, which every browser can decode."""
     sizes = [tuple(t.shape[-2:]) for t in (*view_frame.layers.values(), view_frame.frame) if t is not None]
     height, width = sizes[0]

@@ -157,7 +157,7 @@ class FlowColors:
         """Draw the next picture, on the flow's device; ``max_motion`` is its scale."""
         _check.check_tensor(flow, "flow", (2, "H", "W"), device=self._table.device)
         if self._fixed is None:
-            self._update_max_motion_inplace(flow)
+            self._update_max_motion_from_quantile(flow)
         # Half a step inside the edge of the circle that the table covers.
         limit = self.max_motion * (_TABLE_RADIUS - 1 / _SIDE)
         length = torch.hypot(flow[0], flow[1]).clamp_(min=1e-12)
@@ -166,7 +166,7 @@ class FlowColors:
         packed = self._table.index_select(0, row.mul_(_SIDE).add_(column).flatten())
         return packed.view(torch.uint8).view(*flow.shape[1:], 4)[..., :3].permute(2, 0, 1)
 
-    def _update_max_motion_inplace(self, flow: Tensor) -> None:
+    def _update_max_motion_from_quantile(self, flow: Tensor) -> None:
         some = flow[:, ::_SAMPLED, ::_SAMPLED].float()
         length = torch.hypot(some[0], some[1]).flatten()
         long = float(length.kthvalue(max(1, round(_QUANTILE * len(length)))).values)

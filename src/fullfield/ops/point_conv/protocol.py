@@ -98,7 +98,13 @@ def check_and_expand_kernel_size(kernel_size: int | Sequence[int]) -> tuple[int,
 
 
 def check_conv_arguments(
-    features: Tensor, weight: Tensor, bias: Tensor | None, points: int, cells: int, device: torch.device, groups: int
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    point_count: int,
+    cell_count: int,
+    device: torch.device,
+    groups: int,
 ) -> None:
     """Check the arguments; cheap and traceable with symbolic sizes if they fit, else ``_check`` words the error."""
     if not isinstance(groups, int) or groups < 1:
@@ -106,7 +112,10 @@ def check_conv_arguments(
     if type(features) is Tensor and type(weight) in (Tensor, torch.nn.Parameter):  # the usual case, in little time
         rows, weight_shape, dtype = features.shape, weight.shape, features.dtype
         is_valid = (
-            len(rows) == 2 and len(weight_shape) == 3 and is_equal_count(rows[0], points) and weight_shape[0] == cells
+            len(rows) == 2
+            and len(weight_shape) == 3
+            and is_equal_count(rows[0], point_count)
+            and weight_shape[0] == cell_count
         )
         is_valid = is_valid and rows[1] == weight_shape[1] * groups and weight_shape[2] % groups == 0
         same = weight.dtype is dtype and dtype in FEATURES and features.device == weight.device == device
@@ -115,10 +124,10 @@ def check_conv_arguments(
             same = same and bias.device == device
         if is_valid and same:
             return
-    check_feature_rows(features, points, device, "Cin")
+    check_feature_rows(features, point_count, device, "Cin")
     inputs = features.shape[1]
     _check.require(inputs % groups == 0, "groups", f"a divisor of {inputs} input channels", groups)
-    shape = (cells, inputs // groups, "Cout")
+    shape = (cell_count, inputs // groups, "Cout")
     _check.check_tensor(weight, "weight", shape, dtypes=(features.dtype,), device=device)
     outputs = weight.shape[2]
     _check.require(outputs % groups == 0, "groups", f"a divisor of {outputs} output channels", groups)

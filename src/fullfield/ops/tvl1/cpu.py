@@ -123,7 +123,7 @@ class CpuSolver:
             self._state[(0 if flow_planes is None else self._k.P11) * level.size : (self._k.P22 + 1) * level.size] = 0.0
             if flow_planes is not None:
                 self._resample_flow_into_level(level, flow_planes, "linear" if number < last else "gaussian")
-            self._write_level_frames_to_buffers(number)
+            self._write_level_frames_and_gradients_to_buffers(number)
             for warp in range(self._config.warps):
                 self._linearise_and_iterate(level, is_flow_in_scratch=warp > 0 and self._config.median > 0)
                 if self._config.median:
@@ -181,7 +181,7 @@ class CpuSolver:
             target = self._state[level.get_first_pixel_offset(plane) :]
             self._resample_plane(filter_name, source, target, (level.height, level.width), level.pitch, ratio)
 
-    def _write_level_frames_to_buffers(self, level_index: int) -> None:
+    def _write_level_frames_and_gradients_to_buffers(self, level_index: int) -> None:
         """Bring the level's frames into the kernels' layouts."""
         k, level, state, packed = self._k, self._levels[level_index], self._state, self._packed
         frame1, frame2 = self._pyramid1[level_index], self._pyramid2[level_index]

@@ -73,11 +73,13 @@ def laplace_mixture_loss(
     _check.check_number(log_scale_max, "log_scale_max", low=0)
     batch, _, height, width = flow.shape
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
-    for weight, (predicted, info) in zip(
+    for weight, (predicted, mixture) in zip(
         _compute_prediction_weights(len(predictions), gamma), predictions, strict=True
     ):
-        _check.check_tensor(info, "predictions", (batch, 4, height, width))
-        surprise = mixture_negative_log_likelihood(predicted.float(), info.float(), truth, log_scale_min, log_scale_max)
+        _check.check_tensor(mixture, "predictions", (batch, 4, height, width))
+        surprise = mixture_negative_log_likelihood(
+            predicted.float(), mixture.float(), truth, log_scale_min, log_scale_max
+        )
         total = total + weight * torch.where(inside, surprise, 0.0).sum()
     return total / (2 * pixels)
 

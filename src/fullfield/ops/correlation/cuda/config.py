@@ -224,13 +224,13 @@ def choose_fitting_lookup_config_or_none(
             if wider.stages >= 2:
                 return wider
         config = replace(config, hopper=False, groups=2)
-    for smaller in _yield_smaller_configs(config):
+    for smaller in _yield_config_and_smaller_ones(config):
         if compute_lookup_shared_bytes(smaller, out_code, channels_last) <= shared_bytes:
             return smaller
     return None
 
 
-def _yield_smaller_configs(config: KernelConfig) -> Iterator[KernelConfig]:
+def _yield_config_and_smaller_ones(config: KernelConfig) -> Iterator[KernelConfig]:
     """Yield configurations that take less and less shared memory."""
     for cblk in (config.block_channels, 192, 128, 64):
         if cblk <= config.block_channels and config.padded_channels % cblk == 0:

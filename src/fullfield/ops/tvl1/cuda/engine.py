@@ -179,7 +179,7 @@ class Engine:
                     self._warp_and_iterate_level(level_index, first_frame, flow, zero)
                     self._filter_flow_into_target(level_index, final=final, sets_flags=sets_flags)
                 else:
-                    self._launch_fused_warp(
+                    self._launch_fused_warp_and_swap_front(
                         level_index,
                         first_frame,
                         flow,
@@ -229,7 +229,7 @@ class Engine:
             level, config.iterations, config, raw_stream(self._about.index), zero_dual=zero_dual
         )
 
-    def _launch_fused_warp(
+    def _launch_fused_warp_and_swap_front(
         self, level_index: int, first_frame: int, flow: Tensor, target: Tensor, options: tuple[bool, bool, bool, bool]
     ) -> None:
         """Run a warp in one kernel; ``options``: dual starts at zero, dual is used later, flow is final, note flags."""

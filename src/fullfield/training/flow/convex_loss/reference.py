@@ -12,13 +12,13 @@ from fullfield.ops._fused.reference import convex_upsample
 
 def mixture_negative_log_likelihood(
     flow: Tensor,  # [B, 2, H, W]
-    info: Tensor,  # [B, 4, H, W]: logits of the wide and the narrow Laplacian, logarithms of their scales
+    mixture: Tensor,  # [B, 4, H, W]: logits of the wide and the narrow Laplacian, logarithms of their scales
     truth: Tensor,  # [B, 2, H, W]
     log_scale_min: float,
     log_scale_max: float,
 ) -> Tensor:  # [B, 2, H, W]
     """Return minus the log density of the true flow; limits and source as of ``laplace_mixture_loss``."""
-    share1, share2, scale1, scale2 = torch.split(info, 1, 1)
+    share1, share2, scale1, scale2 = torch.split(mixture, 1, 1)
     scale1, scale2 = scale1.clamp(0, log_scale_max), scale2.clamp(log_scale_min, 0)
     error = (flow - truth).abs()
     wide_level = share1 - scale1 - error * torch.exp(-scale1)
