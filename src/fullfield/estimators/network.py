@@ -500,9 +500,7 @@ class NetworkEstimator(LoadingEstimator):
         """Return the network with its weights, on ``device``."""
         origin = self._weights
         if origin is None or (origin.path is not None and not origin.path.is_file()):
-            origin = self._weights = find_weights_origin(self.method, self.config.weights).fetch_and_get_with_path(
-                download_progress
-            )
+            origin = self._weights = find_weights_origin(self.method, self.config.weights).fetch(download_progress)
         stamp = (*origin.compute_file_stamp(), device)
         if self._network is None or self._stamp != stamp:
             self._network = None  # frees the old one first

@@ -426,7 +426,7 @@ class WeightsOrigin:
         """True if the file has to be downloaded."""
         return self.entry is not None and self.path is None
 
-    def fetch_and_get_with_path(self, progress: DownloadProgress | None = None) -> WeightsOrigin:
+    def fetch(self, progress: DownloadProgress | None = None) -> WeightsOrigin:
         """Return the origin with its file, downloaded if necessary; arguments and errors as :func:`fetch_weights`."""
         if self.entry is None or self.path is not None:
             return self
@@ -510,7 +510,7 @@ def load_weights(
     if origin.is_random:
         _check.require(is_new, "weights", "a file or an entry for a model that exists", repr(RANDOM))
         return chosen
-    path = origin.fetch_and_get_with_path(progress).path
+    path = origin.fetch(progress).path
     if path is None:
         return chosen
     try:

@@ -151,7 +151,7 @@ class ShotEngine:
                 with self.stages.measure("wait for plates"):
                     for frame in self._settings.list_input_frames(self._plates, number):
                         self._wait_and_store_frame_or_problem(reads, frame)
-                self._request_numbers_and_enqueue_if_few_remain(remaining, reads)
+                self._request_numbers_and_enqueue_when_few(remaining, reads)
                 if remaining:
                     self._upload_inputs_already_read(reads, remaining[0])
                 with self.stages.measure("estimate"):
@@ -165,9 +165,7 @@ class ShotEngine:
             {frame for number in frame_numbers for frame in self._settings.list_input_frames(self._plates, number)}
         )
 
-    def _request_numbers_and_enqueue_if_few_remain(
-        self, remaining: deque[int], reads: ReadAhead[int, _ReadFrame]
-    ) -> None:
+    def _request_numbers_and_enqueue_when_few(self, remaining: deque[int], reads: ReadAhead[int, _ReadFrame]) -> None:
         """Request more frames before the remaining ones run out."""
         if self._request_frames is None or len(remaining) >= _REQUEST_MORE_BELOW:
             return
@@ -313,7 +311,7 @@ class ShotEngine:
         ]
 
     def _set_refined_flow_or_add_problem(self, result: FrameResult, direction: str, number: int, partner: int) -> None:
-        pair = (number, partner, self._get_grid_frame_number_or_zero_if_shared(number))
+        pair = (number, partner, self._get_grid_frame_number_or_zero(number))
         if pair not in self._refined:
             self._refined[pair] = self._refine_or_get_problem(result.tensors[direction], result, number, partner)
         flow = self._refined[pair]
@@ -347,11 +345,7 @@ class ShotEngine:
 
     def _get_or_find_common_bars(self, first: int, second: int, grid_frame_number: int) -> Bars | None:
         """Return the bars that two frames of one size have on a grid; None if there are none."""
-        pair = (
-            min(first, second),
-            max(first, second),
-            self._get_grid_frame_number_or_zero_if_shared(grid_frame_number),
-        )
+        pair = (min(first, second), max(first, second), self._get_grid_frame_number_or_zero(grid_frame_number))
         if pair not in self._bars:
             size = self._get_frames_on_grid(first, second, grid_frame_number)[0].shape[-2:]
             self._bars[pair] = find_common_bars(
@@ -373,7 +367,7 @@ class ShotEngine:
             result.add_missing_direction(direction, backward)
             return
         pair = self._get_pair_and_masks_without_bars(number, partner, number)
-        log_scale = self._log_scales.get((number, partner, self._get_grid_frame_number_or_zero_if_shared(number)))
+        log_scale = self._log_scales.get((number, partner, self._get_grid_frame_number_or_zero(number)))
         flows = result.tensors[direction][None], backward[None]
         valid1, valid2 = (None if valid is None else valid[None] for valid in pair.valid)
         maps = estimate_occlusion_and_confidence(
@@ -397,7 +391,7 @@ class ShotEngine:
         self, first: int, second: int, result: FrameResult
     ) -> Tensor | Problem:
         """Return the flow [2, H, W] between two loaded frames; each pair is estimated once."""
-        pair = (first, second, self._get_grid_frame_number_or_zero_if_shared(result.number))
+        pair = (first, second, self._get_grid_frame_number_or_zero(result.number))
         if pair not in self._flows:
             self._flows[pair] = self._estimate_pair_or_get_problem(first, second, result.number)
         frames = (min(first, second), max(first, second))
@@ -406,7 +400,7 @@ class ShotEngine:
             changes.append(frames)
         return self._flows[pair]
 
-    def _get_grid_frame_number_or_zero_if_shared(self, number: int) -> int:
+    def _get_grid_frame_number_or_zero(self, number: int) -> int:
         """Return the frame whose pixel grid a flow is on; 0 where all frames share one."""
         return number if self._plates.uses_data_windows else 0
 
@@ -458,7 +452,7 @@ class ShotEngine:
         if flows is None:
             self._bidirectional = None
             return None
-        key = self._get_grid_frame_number_or_zero_if_shared(grid_frame_number)
+        key = self._get_grid_frame_number_or_zero(grid_frame_number)
         directions = {(*order, key): flows.forward, (*order[::-1], key): flows.backward}
         for index, (pair, flow) in enumerate(directions.items()):
             self._flows.setdefault(pair, _fill_unknown_vectors_if_masked(flow[0].to(torch.float32), valid[index]))
