@@ -21,7 +21,7 @@ FRAME = torch.zeros(3, 16, 16)
 FLOW = torch.zeros(2, 16, 16)
 # Values of other required arguments, by function or for all functions; the rest gets None.
 ARGUMENTS: dict[str, Any] = {
-    "LearnedDescriptor.save:self": SimpleNamespace(encode=lambda: b""),
+    "LearnedDescriptor.save:self": SimpleNamespace(encode_as_safetensors=lambda: b""),
     "frame1": FRAME,
     "frame2": FRAME,
     "frames": [FRAME, FRAME],
@@ -30,7 +30,7 @@ ARGUMENTS: dict[str, Any] = {
     "image": FRAME,
     "flow": FLOW,
     "layers": {"forward": FLOW},
-    "load_weights:model": "raft",
+    "load_weights:name_or_model": "raft",
     "open_dataset:name": "sintel-clean",
     "open_scans:name": "pairs",
     "output": "out.%04d.exr",
