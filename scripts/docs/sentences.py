@@ -170,8 +170,7 @@ def poses() -> str:
     """Medians of the errors of all poses that were found."""
     unseen = stored_result("descriptors_cpu.json")["unseen"]
     fpfh, learned = (f"{unseen[name]['rre']:.2f}°, {unseen[name]['rte']:.3f} m" for name in ("FPFH", "learned"))
-    harder = "The learned descriptor's poses include harder pairs."
-    return f"Medians of all poses found: FPFH {fpfh}; learned {learned}. {harder}\n"
+    return f"Medians of all poses found: FPFH {fpfh}; learned {learned}.\n"
 
 
 def network() -> str:
