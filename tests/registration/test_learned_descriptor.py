@@ -27,9 +27,9 @@ from fullfield.registration.descriptors import compute_normals_and_shapes
 from fullfield.registration.learned import (
     MAX_BYTES,
     build_network_arguments,
+    prepare_input_of_one_resolution,
     prepare_levels_on_device,
-    prepare_network_input,
-    prepare_network_levels,
+    prepare_network_input_per_resolution,
 )
 from fullfield.registration.learned_network import (
     CELLS,
@@ -135,7 +135,7 @@ def check_cells(points: torch.Tensor, normals: torch.Tensor, offsets: torch.Tens
 
 def some_surface(room: Floats, count: int = 1 << 20) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return points, normals and offsets of two clouds; some points are three times there, some have any normal."""
-    points, normals, *_ = prepare_network_input(
+    points, normals, *_ = prepare_input_of_one_resolution(
         room[select_one_index_per_cell(room, 0.5)],
         select_one_index_per_cell(room[select_one_index_per_cell(room, 0.5)], 1.0),
     )
@@ -168,7 +168,7 @@ def test_prepare_network_input_emulated_equals_cpu(room: Floats, emulate: Callab
     fine = room[select_one_index_per_cell(room, 0.5)]
     fine = fine[np.linalg.norm(fine - fine[100], axis=1) < 15]
     rows = select_one_index_per_cell(fine, 1.0)
-    wanted = prepare_network_levels(fine, rows, 2, with_surroundings=True)
+    wanted = prepare_network_input_per_resolution(fine, rows, 2, with_surroundings=True)
     model = DescriptorNetwork(SMALL)
     known = [model.concatenate_ring_means_and_root_shares(one.features, one.surroundings) for one in wanted.inputs]
     machine = emulate(cuda, neighbors, triplets, serve=True, flags=(*FLAGS, "-Dsqrt=__builtin_sqrt"))
@@ -218,7 +218,7 @@ def test_find_surroundings_cells_encode_distance_height_and_bend() -> None:
 
 
 def test_prepare_network_input_returns_means_and_fractions(room: Floats) -> None:
-    given = prepare_network_input(
+    given = prepare_input_of_one_resolution(
         room[select_one_index_per_cell(room, 0.5)],
         select_one_index_per_cell(room[select_one_index_per_cell(room, 0.5)], 1.0),
     )
@@ -252,7 +252,7 @@ def test_descriptor_network_is_independent_of_pose(room: Floats) -> None:
     first, other = described(fine, rows), described(fine @ turn().T, rows)
     assert first.shape == (len(rows), WIDTH)
     assert np.quantile((first * other).sum(1), 0.1) > 0.99
-    points, normals, features, _ = prepare_network_input(fine, rows)
+    points, normals, features, _ = prepare_input_of_one_resolution(fine, rows)
     flipped = torch.where(torch.arange(len(rows))[:, None] % 3 == 0, -normals, normals)
     one, two = (model(features, find_surroundings(points, n)) for n in (normals, flipped))
     assert torch.allclose(one, two, atol=1e-5)
@@ -281,7 +281,7 @@ def test_descriptor_network_new_scales_start_without_influence(room: Floats) -> 
     with torch.no_grad():
         for weight in (model.join.out.weight, model.up[0].weight, *(stage.direct.weight for stage in model.coarser)):
             weight.normal_()
-    found = model(*build_network_arguments([prepare_network_levels(fine, rows, 3)], gradient=True))
+    found = model(*build_network_arguments([prepare_network_input_per_resolution(fine, rows, 3)], gradient=True))
     (found * torch.randn_like(found)).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -292,7 +292,7 @@ def test_descriptor_network_batch_equals_singles(room: Floats) -> None:
     levels = []
     for cloud in (room, room[::3] @ turn().T, room[:2]):  # the last has fewer points than are interpolated between
         fine = cloud[select_one_index_per_cell(cloud, 0.5)]
-        levels.append(prepare_network_levels(fine, select_one_index_per_cell(fine, 1.0), 3))
+        levels.append(prepare_network_input_per_resolution(fine, select_one_index_per_cell(fine, 1.0), 3))
     torch.manual_seed(0)
     model = DescriptorNetwork(DescriptorConfig(channels=8, layers=1, scales=3))
     with torch.no_grad():

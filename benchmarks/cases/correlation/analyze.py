@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.levels > 8:
         raise InputError(f"--levels: expected 1 to 8, got {args.levels}")
-    paths.check_input_and_output_files(
+    paths.check_files_and_remove_temporaries(
         [("FILE", path) for path in args.files], [("--plot", args.plot or None, (".png",))]
     )
 

@@ -91,7 +91,7 @@ def _check_options_and_pair_input_output_files(args: argparse.Namespace) -> list
         if args.frames is not None:
             raise InputError("--frames: selects frames of a shot, and IN is one file; leave it out")
         paths.get_checked_suffix(args.input, "IN", FLOW_SUFFIXES)
-        paths.check_input_and_output_files([("IN", args.input)], [(name, args.output, suffixes)])
+        paths.check_files_and_remove_temporaries([("IN", args.input)], [(name, args.output, suffixes)])
         return [(args.input, args.output)]
     frame_files = find_frame_files(args.input)
     numbers = [

@@ -189,7 +189,7 @@ def _check_file_options(args: argparse.Namespace) -> None:
         ("--st-map", args.st_map, (".exr",)),
         ("--viz", args.viz, IMAGE_WRITE_SUFFIXES),
     ]
-    paths.check_input_and_output_files(inputs, outputs)
+    paths.check_files_and_remove_temporaries(inputs, outputs)
     if not args.overwrite:
         paths.refuse_replacing_unrecorded_files([(option, path) for option, path, _ in outputs])
 

@@ -83,7 +83,7 @@ def _check_live_options(args: argparse.Namespace) -> None:
     is_file = not args.source.startswith(CAMERA) and "://" not in args.source
     if not is_file and args.rate not in (None, "source"):
         raise InputError(f"--rate: {args.source} has its own rate; leave it out")
-    paths.check_input_and_output_files(
+    paths.check_files_and_remove_temporaries(
         [("SOURCE", args.source if is_file else None)], [("--viz", args.viz, VIDEO_WRITE_SUFFIXES)]
     )
 

@@ -126,7 +126,7 @@ def build_unused_name(path: str, suffix: str) -> str:
     return next(name for name in names if not os.path.lexists(name))
 
 
-def check_input_and_output_files(
+def check_files_and_remove_temporaries(
     inputs: Collection[tuple[str, str | None]], outputs: Collection[tuple[str, str | None, Collection[str]]]
 ) -> None:
     """Check that inputs exist, and that outputs have a known suffix, can be created and are distinct.

@@ -44,7 +44,7 @@ def add_warp_and_retime_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(parser, has_quiet_option=True)
 
 
-def check_flow_output_and_codec_options(args: argparse.Namespace) -> None:
+def check_picture_options_and_remove_temporaries(args: argparse.Namespace) -> None:
     """Check the names of the flow and of the pictures that are written."""
     if not has_number_field(args.flow):
         paths.check_input_file(args.flow, "--flow")

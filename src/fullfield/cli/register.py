@@ -167,7 +167,7 @@ def _check_file_options(args: argparse.Namespace) -> None:
         ("--pose", args.pose, (".txt",)),
     )
     pose = None if args.apply is None else _split_pose_file_and_cloud_name(args.apply)[0]
-    paths.check_input_and_output_files([*inputs, ("--apply", pose)], outputs)
+    paths.check_files_and_remove_temporaries([*inputs, ("--apply", pose)], outputs)
     for name, path in zip(names, args.clouds, strict=True):
         paths.get_checked_suffix(path, name, POINT_SUFFIXES)
     for path in filter(None, (args.output, args.merge)):

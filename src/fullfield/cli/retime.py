@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, interpolate and write the frames, report."""
-    pictures.check_flow_output_and_codec_options(args)
+    pictures.check_picture_options_and_remove_temporaries(args)
 
     from fullfield.sequences.retiming import RetimeSettings, build_retime_job
     from fullfield.sequences.stored_flow import StoredFlow

@@ -143,7 +143,7 @@ def _check_averaging_and_error_map_options(args: argparse.Namespace, *, has_fold
         raise InputError("--error-map: expected two files, got two folders")
     masks = [(option, get_separate_mask_file_or_none(mask)) for option, mask in _list_mask_options_and_values(args)]
     inputs = [("PRED", args.pred), ("TRUTH", args.truth), *masks]
-    paths.check_input_and_output_files(inputs, [("--error-map", args.error_map, IMAGE_WRITE_SUFFIXES)])
+    paths.check_files_and_remove_temporaries(inputs, [("--error-map", args.error_map, IMAGE_WRITE_SUFFIXES)])
 
 
 def _list_mask_options_and_values(args: argparse.Namespace) -> list[tuple[str, str | None]]:

@@ -114,7 +114,7 @@ def _check_kind_and_file_options(args: argparse.Namespace) -> None:
     if unused:
         raise InputError(f"{unused[0]}: applies to frames, and none is given; leave it out")
     inputs = [("FLOW", args.flow), ("--frame", args.frame1), ("--frame2", args.frame2), ("--truth", args.truth)]
-    paths.check_input_and_output_files(inputs, [("--output", args.output, IMAGE_WRITE_SUFFIXES)])
+    paths.check_files_and_remove_temporaries(inputs, [("--output", args.output, IMAGE_WRITE_SUFFIXES)])
 
 
 def _read_truth_and_valid_if_requested(

@@ -45,7 +45,7 @@ def run_command(args: argparse.Namespace) -> int:
         paths.check_input_file(args.image, "IMAGE")
     if args.reference is not None and args.direction is not None:
         raise InputError("--direction: not used with --reference; leave it out")
-    pictures.check_flow_output_and_codec_options(args)
+    pictures.check_picture_options_and_remove_temporaries(args)
 
     from fullfield.sequences.stored_flow import StoredFlow
     from fullfield.sequences.warping import WarpSettings, build_warp_job

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fullfield._check import InputError
 from fullfield.io.files import join_to_one_line
 from fullfield.io.flow_formats import Mask
-from fullfield.io.oiio import ImagePart, ImageSource, describe_part_channels, group_channels_by_layer
+from fullfield.io.oiio import ImagePart, ImageSource, describe_part_channels, map_layers_to_channel_indices
 
 _COLOURS = (("r", "g", "b"), ("red", "green", "blue"), ("y",))
 _PICTURES = {"c", "ci", "rgba", "rgb", "beauty", "combined"}
@@ -98,7 +98,7 @@ def choose_color_channels_and_warn_if_ambiguous(
         _warn_which_eye_was_chosen_if_stereo(selected, candidates)
     if (
         len(selected.indices) == 1
-        and {"ry", "by"} & group_channels_by_layer(selected.part.channels).get(selected.layer, {}).keys()
+        and {"ry", "by"} & map_layers_to_channel_indices(selected.part.channels).get(selected.layer, {}).keys()
     ):
         raise InputError(
             f"{source.path}: the colour is stored as luminance and chroma (Y, RY, BY), which is not "
@@ -109,7 +109,7 @@ def choose_color_channels_and_warn_if_ambiguous(
 
 def _list_color_candidates(source: ImageSource, part: ImagePart, layer: str | None) -> list[_Candidate]:
     """Return the layers of a part that hold colour; only ``layer`` where it is given."""
-    grouped = group_channels_by_layer(part.channels)
+    grouped = map_layers_to_channel_indices(part.channels)
     candidates = []
     for name in grouped if layer is None else [layer]:
         channels = grouped.get(name, {})

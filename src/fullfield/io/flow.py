@@ -199,7 +199,7 @@ def write_flow(
     """
     where = Path(convert_path_to_text(path))
     suffix = _get_checked_suffix(where, FLOW_WRITE_SUFFIXES, "written")
-    values, valid_mask = _check_and_convert_flow_and_valid(flow, valid)
+    values, valid_mask = _check_flow_and_mark_finite_valid_vectors(flow, valid)
     _check_format_options(where, suffix, backward, compression, dtype)
     check_flow_window(where, suffix, window, values.shape[1:])
     if planes and suffix != ".exr":
@@ -237,7 +237,7 @@ def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = N
     """
     where = Path(convert_path_to_text(path))
     suffix = _get_checked_suffix(where, (".exr",), "written as an ST map")
-    values, valid_mask = _check_and_convert_flow_and_valid(flow, None)
+    values, valid_mask = _check_flow_and_mark_finite_valid_vectors(flow, None)
     check_flow_window(where, suffix, window, values.shape[1:])
     check_name_is_utf8(where)
     require(bool(valid_mask.all()), "flow", "finite values for an ST map", f"{int((~valid_mask).sum())} that are not")
@@ -255,7 +255,7 @@ def _get_checked_suffix(path: Path, suffixes: tuple[str, ...], action: str) -> s
     return suffix
 
 
-def _check_and_convert_flow_and_valid(
+def _check_flow_and_mark_finite_valid_vectors(
     flow: Tensor, valid: Tensor | None
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     vectors = _check_and_convert_to_float32_array(flow, "flow", (2, None, None))

@@ -30,8 +30,8 @@ from fullfield.io.oiio import (
     ImageSource,
     check_name_is_utf8,
     detect_format_and_file_bytes,
-    group_channels_by_layer,
-    list_metadata_without_color,
+    list_inherited_metadata_without_color,
+    map_layers_to_channel_indices,
     open_image_source,
     write_and_verify_picture,
 )
@@ -142,7 +142,7 @@ class FrameReader:
             return self._crop_frame_and_combine_valid_masks(where, pixels, None, None, ())
         with open_image_source(where) as source:
             part, colour = choose_color_channels_and_warn_if_ambiguous(source, self.part, self.layer)
-            metadata = list_metadata_without_color(source, part.index)
+            metadata = list_inherited_metadata_without_color(source, part.index)
             if kind == "openexr":
                 pixels = _read_display_referred_pixels(source, part, colour, self)
                 return self._crop_frame_and_combine_valid_masks(where, pixels, source, part.window, metadata)
@@ -328,7 +328,7 @@ def _find_unpremultiplied_alpha_or_none(part: ImagePart, colour: list[int]) -> i
     """Return the alpha channel, where the stored colour is not multiplied by it."""
     if not part.spec.get_int_attribute("oiio:UnassociatedAlpha"):
         return None
-    for indices in group_channels_by_layer(part.channels).values():
+    for indices in map_layers_to_channel_indices(part.channels).values():
         if colour[0] in indices.values():
             return next((indices[name] for name in _ALPHAS if name in indices), None)
     return None

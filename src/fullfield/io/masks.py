@@ -19,7 +19,7 @@ from fullfield.io.oiio import (
     ImageSource,
     describe_part_channels,
     detect_format_and_file_bytes,
-    group_channels_by_layer,
+    map_layers_to_channel_indices,
     open_image_source,
 )
 from fullfield.io.orientation import apply_exif_orientation
@@ -97,7 +97,7 @@ def _read_mask_channel(source: ImageSource, parts: list[ImagePart], channel: str
         else:
             by_layer = {
                 layer.lower(): indices_by_name
-                for layer, indices_by_name in group_channels_by_layer(part.channels).items()
+                for layer, indices_by_name in map_layers_to_channel_indices(part.channels).items()
             }
             named = by_layer.get(channel.lower(), {})
             alpha = next((named[name] for name in ("a", "alpha") if name in named), None)
@@ -111,7 +111,7 @@ def _read_mask_channel(source: ImageSource, parts: list[ImagePart], channel: str
 
 
 def _choose_default_mask_channels(part: ImagePart) -> list[int]:
-    channels = group_channels_by_layer(part.channels).get("", {})
+    channels = map_layers_to_channel_indices(part.channels).get("", {})
     names = next((names for names in _PLANES if all(name in channels for name in names)), ())
     return [channels[name] for name in names]
 

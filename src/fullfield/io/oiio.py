@@ -279,7 +279,7 @@ def open_image_source(path: Path, expected_format: str | None = None, descriptio
         raise InputError(f"{path}: expected {description}, got a {kind} file")
     check_name_is_utf8(path)
     if kind == "png":
-        check_png_is_complete(path)
+        check_png_is_complete_and_plausible(path)
     request = oiio.ImageSpec()
     request.attribute("oiio:UnassociatedAlpha", 1)
     try:
@@ -308,7 +308,7 @@ def check_name_is_utf8(path: Path) -> None:
         raise InputError(f"{name_text}: the name of the file is not UTF-8; rename it") from None
 
 
-def check_png_is_complete(path: Path) -> None:
+def check_png_is_complete_and_plausible(path: Path) -> None:
     """Refuse a PNG that is cut short, fails a checksum or claims more pixels than its data can inflate to."""
     size = require_nonempty_file_and_get_bytes(path)
     with path.open("rb") as file:
@@ -359,7 +359,7 @@ def _read_png_chunk_start_and_checksum(file: BinaryIO, length: int, checksum: in
     return body, checksum
 
 
-def group_channels_by_layer(channels: Sequence[str]) -> dict[str, dict[str, int]]:
+def map_layers_to_channel_indices(channels: Sequence[str]) -> dict[str, dict[str, int]]:
     """Group channels by layer: ``{"diffuse": {"r": 4, "g": 5, "b": 6}, "": {…}}``; names in lower case."""
     grouped: dict[str, dict[str, int]] = {}
     for index, channel in enumerate(channels):
@@ -520,10 +520,10 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
     if detect_format_and_file_bytes(where)[0] not in _KINDS:
         return ()
     with open_image_source(where) as source:
-        return list_metadata_without_color(source, part)
+        return list_inherited_metadata_without_color(source, part)
 
 
-def list_metadata_without_color(source: ImageSource, part: int | str | None = None) -> tuple[Attribute, ...]:
+def list_inherited_metadata_without_color(source: ImageSource, part: int | str | None = None) -> tuple[Attribute, ...]:
     """Return the entries of :func:`read_metadata` from an open file."""
     if source.kind not in _KINDS:
         return ()

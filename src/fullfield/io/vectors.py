@@ -29,7 +29,7 @@ from fullfield.io.oiio import (
     Header,
     check_name_is_utf8,
     detect_format_and_file_bytes,
-    group_channels_by_layer,
+    map_layers_to_channel_indices,
     open_image_source,
 )
 from fullfield.io.scanlines import NamedPlane, Scanlines, compute_scanlines_shape, view_scanline_planes
@@ -209,7 +209,7 @@ def has_backward_flow(path: PathLike, part: int | str | None = None) -> bool:
             return True
         parts = [source.find_part_or_raise(part)] if part is not None else list(source.iterate_parts())
         return any(
-            {"u", "v"} <= group_channels_by_layer(listed.channels).get("backward", {}).keys() for listed in parts
+            {"u", "v"} <= map_layers_to_channel_indices(listed.channels).get("backward", {}).keys() for listed in parts
         )
 
 
@@ -273,7 +273,7 @@ def _set_invalid_vectors_to_nan_inplace(flow: Tensor, valid: Tensor) -> Tensor:
 def list_flow_and_mask_layers(path: PathLike) -> list[str]:
     """Return the names of :func:`write_flow_layers` that the first part of an OpenEXR holds."""
     with open_image_source(Path(path)) as source:
-        grouped = group_channels_by_layer(source.get_first_part_or_raise().channels)
+        grouped = map_layers_to_channel_indices(source.get_first_part_or_raise().channels)
     directions_ = [name for name in DIRECTIONS if {"u", "v"} <= grouped.get(name, {}).keys()]
     planes = {f"{kind}.{name}" for kind, names in grouped.items() for name in names}
     planes |= grouped.get("", {}).keys()

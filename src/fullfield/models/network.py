@@ -18,7 +18,7 @@ from fullfield.models.state import (
     load_state_into,
     read_state_dict_and_name,
     recognize_network_if_possible,
-    remove_shortcut_norm_aliases,
+    rename_shortcut_norms_to_downsample,
 )
 
 if TYPE_CHECKING:
@@ -82,7 +82,9 @@ class FlowNetwork(nn.Module):
         if recognised is not None and recognised.startswith("torchvision"):
             state = convert_torchvision_keys(state)
         expected = recognize_network_if_possible(self.state_dict()) or self.family
-        load_state_into(self, remove_shortcut_norm_aliases(state, name, self.norm_prefix), name, expected, recognised)
+        load_state_into(
+            self, rename_shortcut_norms_to_downsample(state, name, self.norm_prefix), name, expected, recognised
+        )
 
     def optimize_for_cpu(self) -> None:
         """Fold batch norms into the convolutions before them and reorder the weights.

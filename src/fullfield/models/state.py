@@ -177,7 +177,7 @@ def recognize_network_if_possible(state: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def remove_shortcut_norm_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
+def rename_shortcut_norms_to_downsample(state: Mapping[str, Tensor], name: str, norm: str) -> State:
     """Return the state with one name for the norm of a shortcut, ``downsample.1``.
 
     Princeton's blocks also number it after their last convolution: ``norm3``, or ``norm4`` after a bottleneck.

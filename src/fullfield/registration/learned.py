@@ -82,7 +82,9 @@ class NetworkInput(NamedTuple):
     surroundings: Surroundings | None = None  # None: to be computed
 
 
-def prepare_network_input(fine_points: Floats, rows: Ints, *, with_surroundings: bool = False) -> NetworkInput:
+def prepare_input_of_one_resolution(
+    fine_points: Floats, rows: Ints, *, with_surroundings: bool = False
+) -> NetworkInput:
     """Prepare the network's input from ``fine_points`` [F, 3], one point per half voxel.
 
     ``rows`` are the points to describe; ``with_surroundings`` adds their surroundings, of the neighbours that FPFH
@@ -111,27 +113,30 @@ class Levels(NamedTuple):
         return Levels(tuple(inputs), tuple(Links(*(tensor.to(device) for tensor in one)) for one in self.links))
 
 
-def prepare_network_levels(
+def prepare_network_input_per_resolution(
     fine_points: Floats, rows: Ints, resolution_count: int, *, with_surroundings: bool = False
 ) -> Levels:
-    """Prepare the inputs at several resolutions, each half the one before; see :func:`prepare_network_input`.
+    """Prepare the inputs at several resolutions, each half the one before; see :func:`prepare_input_of_one_resolution`.
 
     Every resolution is seen in its own voxels, so its points stand to the finer ones as ``fine_points[rows]`` to all.
     """
-    inputs, links = [prepare_network_input(fine_points, rows, with_surroundings=with_surroundings)], list[Links]()
+    inputs, links = (
+        [prepare_input_of_one_resolution(fine_points, rows, with_surroundings=with_surroundings)],
+        list[Links](),
+    )
     for _ in range(1, resolution_count):
         fine_points = fine_points[rows] / 2
         rows = select_one_index_per_cell(fine_points, 1.0)
-        inputs.append(prepare_network_input(fine_points, rows, with_surroundings=with_surroundings))
+        inputs.append(prepare_input_of_one_resolution(fine_points, rows, with_surroundings=with_surroundings))
         distances, linked = find_nearest(fine_points[rows], fine_points, min(LINKED, len(rows)))
         links.append(_build_interpolation_links(*(torch.from_numpy(array) for array in (rows, linked, distances))))
     return Levels(tuple(inputs), tuple(links))
 
 
 def prepare_levels_on_device(fine_points: Tensor, rows: Tensor, resolution_count: int) -> Levels:
-    """Return :func:`prepare_network_levels` of float64 tensors, with the surroundings, computed on their device."""
+    """Return :func:`prepare_network_input_per_resolution` of float64 tensors, with surroundings, on their device."""
     if _launching.explain_unsupported_device(fine_points.device) is not None:
-        return prepare_network_levels(fine_points.cpu().numpy(), rows.cpu().numpy(), resolution_count).to(
+        return prepare_network_input_per_resolution(fine_points.cpu().numpy(), rows.cpu().numpy(), resolution_count).to(
             fine_points.device
         )
     _check.require(bool(torch.isfinite(fine_points).all()), "fine_points", "finite coordinates", "NaN or infinity")
@@ -303,7 +308,7 @@ class LearnedDescriptor:
             return Descriptors(np.empty((0, 3)), np.empty((0, WIDTH)))
         device = self.device
         if device.type == "cpu":
-            levels = prepare_network_levels(fine_points, rows, self.config.scales, with_surroundings=True)
+            levels = prepare_network_input_per_resolution(fine_points, rows, self.config.scales, with_surroundings=True)
         else:
             cloud, selected = (torch.from_numpy(array).to(device) for array in (fine_points, rows))
             levels = prepare_levels_on_device(cloud, selected, self.config.scales)

@@ -84,7 +84,7 @@ def write_shot_flow(
                     outcome.mostly_masked.append(result.number)
                 has_flow = any(name in result.tensors for name in settings.offsets_by_direction)
                 if has_flow and set(result.missing) != set(settings.offsets_by_direction):
-                    writer.submit_frame_result(result)
+                    writer.wait_and_submit_frame_result(result)
                 elif report is not None:
                     report(result.number)
                 plate_path = Path(plates.get_frame_name(result.number))
@@ -145,7 +145,7 @@ class FlowFileWriter:
                     number, "after it was read; what was made from it is of the old one"
                 )
 
-    def submit_frame_result(self, result: FrameResult) -> None:
+    def wait_and_submit_frame_result(self, result: FrameResult) -> None:
         """Write a result in a thread."""
         size_bytes = sum(tensor.nbytes for tensor in result.tensors.values())
         event = self._threads.record_stream_event_if_cuda()

@@ -46,15 +46,15 @@ class CloudPair(NamedTuple):
 
 def draw_pair_with_unique_pose(seed: int, kind: str | None = None) -> CloudPair:
     """Return a pair with one true pose; ``kind`` is one of :data:`KINDS_WITH_UNIQUE_POSE`, None takes them in turn."""
-    return _draw_noisy_posed_pair(seed, kind, KINDS_WITH_UNIQUE_POSE, has_unique_pose=True)
+    return _draw_noisy_posed_pair_in_random_unit(seed, kind, KINDS_WITH_UNIQUE_POSE, has_unique_pose=True)
 
 
 def draw_pair_without_unique_pose(seed: int, kind: str | None = None) -> CloudPair:
     """Return a pair without a true pose; ``kind``: one of :data:`KINDS_WITHOUT_UNIQUE_POSE`; None: in turn."""
-    return _draw_noisy_posed_pair(seed, kind, KINDS_WITHOUT_UNIQUE_POSE, has_unique_pose=False)
+    return _draw_noisy_posed_pair_in_random_unit(seed, kind, KINDS_WITHOUT_UNIQUE_POSE, has_unique_pose=False)
 
 
-def _draw_noisy_posed_pair(
+def _draw_noisy_posed_pair_in_random_unit(
     seed: int, kind: str | None, generators: dict[str, Kind], *, has_unique_pose: bool
 ) -> CloudPair:
     names = list(generators)
@@ -84,7 +84,9 @@ def draw_pose(rng: RandomGenerator, translation_std: float = 5.0) -> Floats:
 # Kinds without a pose
 
 
-def _draw_overlapping_intervals(rng: RandomGenerator, length: float) -> tuple[tuple[float, float], tuple[float, float]]:
+def _draw_interval_and_shifted_copy(
+    rng: RandomGenerator, length: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return two intervals of ``length``, the second shifted by up to six tenths of it, or not at all."""
     shift = 0.0 if rng.random() < 0.15 else rng.uniform(0.05, 0.6) * length
     return (0.0, length), (shift, shift + length)
@@ -94,7 +96,7 @@ def _draw_extruded_profile_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     profile, length = draw_profile_corners(rng), rng.uniform(2.5, 9.0)
     slant = rng.normal(scale=0.3, size=(2, 2)) * (rng.random() < 0.3)
     clouds = []
-    for (low, high), tilt in zip(_draw_overlapping_intervals(rng, length), slant, strict=True):
+    for (low, high), tilt in zip(_draw_interval_and_shifted_copy(rng, length), slant, strict=True):
         count = draw_point_count(rng)
         section = interpolate_profile(profile, rng.random(count))
         x = rng.uniform(low, high, count) + section @ tilt
@@ -107,7 +109,7 @@ def _draw_profile_along_arc_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     profile, radius = draw_profile_corners(rng), rng.uniform(3.0, 12.0)
     profile = profile - profile.mean(0)
     clouds = []
-    for low, high in _draw_overlapping_intervals(rng, rng.uniform(0.5, 2.0)):
+    for low, high in _draw_interval_and_shifted_copy(rng, rng.uniform(0.5, 2.0)):
         count = draw_point_count(rng)
         section, angle = interpolate_profile(profile, rng.random(count)), rng.uniform(low, high, count)
         distance = radius + section[:, 0]
@@ -237,7 +239,7 @@ def _draw_terrain_windows_pair(
     return clouds[0], clouds[1]
 
 
-def _draw_non_overlapping_terrain_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+def _draw_unrelated_or_disjoint_terrain_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     first, second = build_terrain_height_function(rng, 6.0), build_terrain_height_function(rng, 6.0)
     if rng.random() < 0.5:
         return _draw_terrain_windows_pair(rng, first, first, 6.5)  # of one ground, apart
@@ -295,7 +297,7 @@ def _draw_helical_profile_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     profile = draw_profile_corners(rng) * rng.uniform(0.3, 1.0)
     profile = profile - profile.min(0) + (rng.uniform(0.3, 2.5), 0.0)
     rise, turn, clouds = rng.uniform(0.05, 0.6) * rng.choice((-1, 1)), rng.uniform(2.0, 14.0), []
-    for low, high in _draw_overlapping_intervals(rng, turn):
+    for low, high in _draw_interval_and_shifted_copy(rng, turn):
         count = draw_point_count(rng)
         section, angle = interpolate_profile(profile, rng.random(count)), rng.uniform(low, high, count)
         x, y = section[:, 0] * np.cos(angle), section[:, 0] * np.sin(angle)
@@ -403,7 +405,7 @@ def _draw_same_plan_storeys_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     return rooms[0](rng, draw_point_count(rng)), rooms[1](rng, draw_point_count(rng))
 
 
-def _draw_non_overlapping_forest_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+def _draw_unrelated_or_disjoint_forest_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return two pieces of woods that share nothing."""
     if rng.random() < 0.5:
         return sample_windows_with_gap(rng, create_forest_sampler(rng))
@@ -449,7 +451,7 @@ def _draw_overlapping_interior_pair(rng: RandomGenerator) -> tuple[Floats, Float
     return sample_overlapping_windows(rng, create_furnished_room_sampler(rng))
 
 
-def _draw_sparse_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+def _draw_sparsely_furnished_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     return sample_overlapping_windows(rng, create_furnished_room_sampler(rng, (3, 6)), 0.5)
 
 
@@ -467,7 +469,7 @@ def _draw_broken_symmetry_interior_pair(rng: RandomGenerator) -> tuple[Floats, F
     return sampler(rng, draw_point_count(rng)), sampler(rng, draw_point_count(rng))
 
 
-def _draw_profile_with_end_wall_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+def _draw_profile_with_boxes_and_end_wall_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of an extruded profile with boxes and an end wall that hold it."""
     profile, length = draw_profile_corners(rng), rng.uniform(3.0, 6.0)
     low, high = profile.min(0), profile.max(0)
@@ -535,7 +537,7 @@ Kind = Callable[[RandomGenerator], tuple[Floats, Floats]]
 KINDS_WITHOUT_UNIQUE_POSE: dict[str, Kind] = {
     "extruded": _draw_extruded_profile_pair,
     "symmetric": _draw_symmetric_interior_pair,
-    "wavy ground": _draw_non_overlapping_terrain_pair,
+    "wavy ground": _draw_unrelated_or_disjoint_terrain_pair,
     "scaled": _draw_scaled_interior_pair,
     "repeated": _draw_repeating_shelves_pair,
     "sheared": _draw_sheared_or_stretched_interior_pair,
@@ -555,16 +557,16 @@ KINDS_WITHOUT_UNIQUE_POSE: dict[str, Kind] = {
     "other unit": _draw_other_length_unit_pair,
     "weak mark": _draw_symmetry_broken_below_noise_pair,
     "same plan": _draw_same_plan_storeys_pair,
-    "other forest": _draw_non_overlapping_forest_pair,
+    "other forest": _draw_unrelated_or_disjoint_forest_pair,
     "symmetric hall": _draw_symmetric_hall_windows_pair,
     "tunnel": _draw_tunnel_rings_pair,
 }
 KINDS_WITH_UNIQUE_POSE: dict[str, Kind] = {
     "room": _draw_overlapping_interior_pair,
-    "sparse room": _draw_sparse_interior_pair,
+    "sparse room": _draw_sparsely_furnished_interior_pair,
     "ground": _draw_overlapping_terrain_pair,
     "broken symmetry": _draw_broken_symmetry_interior_pair,
-    "closed stairs": _draw_profile_with_end_wall_pair,
+    "closed stairs": _draw_profile_with_boxes_and_end_wall_pair,
     "filled shelves": _draw_filled_shelves_pair,
     "rounds": _draw_balls_and_pipes_pair,
     "forest": _draw_overlapping_forest_pair,

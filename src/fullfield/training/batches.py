@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.registration.descriptors import Floats
-from fullfield.registration.learned import Levels, build_network_arguments, prepare_network_levels
+from fullfield.registration.learned import Levels, build_network_arguments, prepare_network_input_per_resolution
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.pairs import sample_synthetic_scene_points, synthesize_overlapping_pair_if_possible
@@ -68,7 +68,8 @@ def generate_example(training: DescriptorTraining, scenes: Scenes, random_stream
             matches = matches[np.sort(draw.choice(len(matches), training.anchors, replace=False))]
         scales = training.descriptor.scales
         source, target = (
-            prepare_network_levels(side.points, side.described_rows, scales) for side in (pair.source, pair.target)
+            prepare_network_input_per_resolution(side.points, side.described_rows, scales)
+            for side in (pair.source, pair.target)
         )
         positions = pair.target.points[pair.target.described_rows]
         source_points, target_points = (

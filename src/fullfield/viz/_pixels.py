@@ -28,7 +28,7 @@ def iterate_row_blocks(height: int, width: int) -> Iterator[slice]:
         yield slice(top, min(top + rows, height))
 
 
-def require_flow_and_mask_on_cpu(flow: Tensor, valid: Tensor | None, name: str = "flow") -> None:
+def check_flow_and_mask_are_on_cpu(flow: Tensor, valid: Tensor | None, name: str = "flow") -> None:
     """Refuse anything but a flow ``[2, H, W]`` and a bool ``[H, W]`` mask on the CPU."""
     cpu = torch.device("cpu")
     _check.check_tensor(flow, name, (2, "H", "W"), dtypes=FLOATS, device=cpu)
@@ -42,7 +42,7 @@ def mark_valid_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
     return result if valid is None else result & valid
 
 
-def require_uint8_picture_on_cpu(image: Tensor, name: str) -> None:
+def check_picture_is_uint8_on_cpu(image: Tensor, name: str) -> None:
     """Refuse anything but a picture: uint8 ``[3, H, W]`` on the CPU, not empty."""
     _check.check_tensor(image, name, (3, "H", "W"), dtypes=(torch.uint8,), device=torch.device("cpu"))
     _check.require(image.numel() > 0, name, "at least one pixel", image)

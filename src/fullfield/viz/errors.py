@@ -10,11 +10,11 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.viz._pixels import (
     FLOATS,
+    check_flow_and_mask_are_on_cpu,
     create_blank_picture,
     draw_text_inplace,
     iterate_row_blocks,
     mark_valid_vectors,
-    require_flow_and_mask_on_cpu,
 )
 
 DEFAULT_MAX_ERROR = 16.0
@@ -50,7 +50,7 @@ def draw_error_map(
 
     >>> picture = draw_error_map(flow.flow, truth.flow, truth.valid)  # [3, H, W]  # doctest: +SKIP
     """
-    require_flow_and_mask_on_cpu(pred, valid, "pred")
+    check_flow_and_mask_are_on_cpu(pred, valid, "pred")
     height, width = pred.shape[-2:]
     four = isinstance(truth, Tensor) and truth.ndim == 4
     shape = (4, 2, height, width) if four else (2, height, width)

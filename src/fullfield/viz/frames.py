@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import FLOATS, iterate_row_blocks, mark_valid_vectors, require_flow_and_mask_on_cpu
+from fullfield.viz._pixels import FLOATS, check_flow_and_mask_are_on_cpu, iterate_row_blocks, mark_valid_vectors
 from fullfield.viz.wheel import check_or_measure_max_motion, flow_to_image
 
 
@@ -18,7 +18,7 @@ def frame_to_image(frame: Tensor) -> Tensor:
     A float ``[1, H, W]`` or ``[3, H, W]``, display-referred, is clipped to [0, 1] and becomes uint8 ``[3, H, W]``; NaN
     becomes black.
     """
-    require_grey_or_rgb_frame_on_cpu(frame, "frame")
+    check_frame_is_grey_or_rgb_on_cpu(frame, "frame")
     height, width = frame.shape[-2:]
     image = torch.empty(3, height, width, dtype=torch.uint8)
     for rows in iterate_row_blocks(height, width):
@@ -26,7 +26,7 @@ def frame_to_image(frame: Tensor) -> Tensor:
     return image
 
 
-def require_grey_or_rgb_frame_on_cpu(frame: Tensor, name: str) -> None:
+def check_frame_is_grey_or_rgb_on_cpu(frame: Tensor, name: str) -> None:
     """Refuse anything but a grey or colour frame tensor on the CPU."""
     _check.check_tensor(frame, name, ("C", "H", "W"), dtypes=FLOATS, device=torch.device("cpu"))
     _check.require(frame.shape[0] in (1, 3), name, "1 or 3 channels", frame)
@@ -60,8 +60,8 @@ def draw_overlay(
     Returns:
         uint8 ``[3, H, W]``.
     """
-    require_flow_and_mask_on_cpu(flow, valid)
-    require_grey_or_rgb_frame_on_cpu(frame, "frame")
+    check_flow_and_mask_are_on_cpu(flow, valid)
+    check_frame_is_grey_or_rgb_on_cpu(frame, "frame")
     height, width = flow.shape[-2:]
     _check.require(frame.shape[-2:] == flow.shape[-2:], "frame", f"the size of flow, [*, {height}, {width}]", frame)
     _check.check_number(opacity, "opacity", low=0, high=1)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.viz._pixels import (
+    check_picture_is_uint8_on_cpu,
     create_blank_picture,
     draw_text_inplace,
     load_font,
-    require_uint8_picture_on_cpu,
     shorten_text_to_width,
 )
 
@@ -34,7 +34,7 @@ def draw_sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width
         is_panel = isinstance(panel, tuple) and len(panel) in (2, 3) and isinstance(panel[0], str)
         _check.require(is_panel, f"panels[{index}]", "(name, picture) or (name, picture, key)", panel)
         for picture in panel[1:]:
-            require_uint8_picture_on_cpu(picture, f"panels[{index}]")
+            check_picture_is_uint8_on_cpu(picture, f"panels[{index}]")
     if columns is None:
         columns = math.ceil(math.sqrt(len(panels)))
     _check.check_number(columns, "columns", integer=True, low=1)

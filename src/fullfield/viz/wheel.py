@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.viz._pixels import (
+    check_flow_and_mask_are_on_cpu,
     create_blank_picture,
     draw_text_inplace,
     iterate_row_blocks,
     load_font,
     mark_valid_vectors,
-    require_flow_and_mask_on_cpu,
 )
 
 # Numbers of colours from one corner of the RGB cube to the next: which channel moves, and which way.
@@ -50,7 +50,7 @@ def measure_max_motion(flow: Tensor, valid: Tensor | None = None) -> float:
 
     The flow is ``[2, H, W]``; only vectors that are ``valid``, bool ``[H, W]``, count. 0.0 where no vector is known.
     """
-    require_flow_and_mask_on_cpu(flow, valid)
+    check_flow_and_mask_are_on_cpu(flow, valid)
     longest = 0.0
     for rows in iterate_row_blocks(*flow.shape[-2:]):
         block = flow[:, rows].float()
@@ -69,7 +69,7 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
         max_motion: length of a vector that gets the pure colour, pixels; longer ones are darkened. None takes
             :func:`measure_max_motion` of this flow. Give the same number for all frames of a sequence.
     """
-    require_flow_and_mask_on_cpu(flow, valid)
+    check_flow_and_mask_are_on_cpu(flow, valid)
     scale = check_or_measure_max_motion(flow, valid, max_motion)
     height, width = flow.shape[-2:]
     wheel = create_color_wheel().float().T / 255

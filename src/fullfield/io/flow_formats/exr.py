@@ -23,7 +23,7 @@ from fullfield.io.oiio import (
     ImagePart,
     ImageSource,
     describe_part_channels,
-    group_channels_by_layer,
+    map_layers_to_channel_indices,
     open_image_source,
     write_and_verify_picture,
     write_and_verify_uncompressed_exr,
@@ -83,7 +83,7 @@ def has_blender_vectors(source: ImageSource) -> bool:
 
 def _find_blender_channels_or_empty(part: ImagePart, layer: str | None) -> dict[str, int]:
     """Return the channels x, y, z, w of Blender's pass ``Vector``; empty where the part has none."""
-    for name, channels in group_channels_by_layer(part.channels).items():
+    for name, channels in map_layers_to_channel_indices(part.channels).items():
         is_vector = (name or part.name).rpartition(".")[2].lower() == "vector"
         if is_vector and layer in (None, name) and all(axis in channels for axis in _BLENDER):
             return channels
@@ -102,7 +102,7 @@ def _find_flow_channels_and_sign_or_raise(source: ImageSource, selection: Channe
         )
     for name in ("forward", "") if layer is None else (layer,):
         for candidate in seen:
-            group = group_channels_by_layer(candidate.channels).get(name, {})
+            group = map_layers_to_channel_indices(candidate.channels).get(name, {})
             # A layer that was not requested by name must say u and v: x and y may be anything.
             for names in _PAIRS if layer is not None else _PAIRS[:1]:
                 if all(axis in group for axis in names) and not _find_blender_channels_or_empty(candidate, layer):
@@ -116,7 +116,7 @@ def _find_flow_channels_and_sign_or_raise(source: ImageSource, selection: Channe
                 candidate, [group[axis] for axis in ("xy" if is_back else "zw")], -1 if is_back else 1
             )
     expected = f"channels {layer}.u, {layer}.v" if layer else "channels forward.u, forward.v (or u, v)"
-    groups = [group for candidate in seen for group in group_channels_by_layer(candidate.channels).values()]
+    groups = [group for candidate in seen for group in map_layers_to_channel_indices(candidate.channels).values()]
     has_pair = any(all(name in group for name in names) for group in groups for names in _PAIRS[:2])
     advice = "name another layer, or channels"
     if not has_pair:

@@ -24,7 +24,7 @@ def explain_unsupported(_request: MatchingRequest) -> None:
     """Return None: this backend always runs."""
 
 
-def _compute_attention_rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _compute_attention_of_given_rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Compute all columns of some rows, in float32 at least."""
     exact = torch.float64 if query.dtype == torch.float64 else torch.float32
     with torch.autocast(query.device.type, enabled=False):
@@ -35,7 +35,9 @@ def _compute_attention_rows(query: Tensor, key: Tensor, value: Tensor, scale: fl
 def _compute_checkpointed_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Compute with PyTorch's own gradients and recompute what they need."""
     chunks = [
-        checkpoint(_compute_attention_rows, rows, key, value, scale, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(
+            _compute_attention_of_given_rows, rows, key, value, scale, use_reentrant=False, preserve_rng_state=False
+        )
         for rows in torch.split(query, count_rows_per_chunk(key), -2)
     ]
     return torch.cat(chunks, -2)
@@ -45,7 +47,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         chunks = torch.split(query, count_rows_per_chunk(key), -2)
-        out = torch.cat([_compute_attention_rows(rows, key, value, scale) for rows in chunks], -2)
+        out = torch.cat([_compute_attention_of_given_rows(rows, key, value, scale) for rows in chunks], -2)
         ctx.scale = scale
         ctx.save_for_backward(query, key, value, out)
         return out

@@ -16,7 +16,7 @@ from fullfield._kernels.threads import run_tasks_and_wait, split_into_row_ranges
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.frames import (
     Float32TapTable,
-    check_and_solve_each_pair,
+    check_and_solve_each_pair_in_grey_255,
     compute_gaussian_tap_table,
     compute_level_sizes,
     compute_linear_tap_table,
@@ -102,7 +102,9 @@ class CpuSolver:
         self, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None
     ) -> Tensor:
         """Estimate the flow; see :func:`create_solver`."""
-        return check_and_solve_each_pair(self._solve_grey_pair, torch.float32, frame1, frame2, initial_flow, progress)
+        return check_and_solve_each_pair_in_grey_255(
+            self._solve_grey_pair, torch.float32, frame1, frame2, initial_flow, progress
+        )
 
     def _solve_grey_pair(
         self, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None

@@ -93,7 +93,7 @@ def convert_to_grey_255(frame: Tensor) -> Tensor:
     return luma
 
 
-def check_and_solve_each_pair(
+def check_and_solve_each_pair_in_grey_255(
     solve_pair: PairSolver,
     dtype: torch.dtype,
     frame1: Tensor,  # [B, C, H, W], as check_and_detach_frame lets pass

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, TVL1Config
 from fullfield.ops.tvl1.frames import (
     TapTable,
-    check_and_solve_each_pair,
+    check_and_solve_each_pair_in_grey_255,
     compute_gaussian_tap_table,
     compute_level_sizes,
     compute_linear_tap_table,
@@ -33,7 +33,7 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Co
 
 def create_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
     """Return a function of checked frames, a start and a progress to the flow."""
-    return partial(check_and_solve_each_pair, partial(solve_grey_pair, config=config), dtype)
+    return partial(check_and_solve_each_pair_in_grey_255, partial(solve_grey_pair, config=config), dtype)
 
 
 def solve_grey_pair(
