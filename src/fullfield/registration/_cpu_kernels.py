@@ -211,7 +211,7 @@ def _fill_principal_axes_and_get_smallest(moments, variances_out, axes_out):
 
 
 @_reordering
-def _fill_moment_sums(displacements, count, max_square, close_sums_out, full_sums_out):
+def _fill_moment_sums(displacements, count, max_square, close_sums, full_sums):
     """Sum coordinates, their products and the points, of close ones (squares up to ``max_square``) and of all."""
     xs, ys, zs = displacements[0], displacements[1], displacements[2]
     a = b = c = aa = ab = ac = bb = bc = cc = 0.0
@@ -227,24 +227,10 @@ def _fill_moment_sums(displacements, count, max_square, close_sums_out, full_sum
         x, y, z, close_count = x + px, y + py, z + pz, close_count + one
         xx, xy, xz = xx + px * dx, xy + px * dy, xz + px * dz
         yy, yz, zz = yy + py * dy, yz + py * dz, zz + pz * dz
-    full_sums_out[0], full_sums_out[1], full_sums_out[2], full_sums_out[9] = a, b, c, count
-    full_sums_out[3], full_sums_out[4], full_sums_out[5], full_sums_out[6], full_sums_out[7], full_sums_out[8] = (
-        aa,
-        ab,
-        ac,
-        bb,
-        bc,
-        cc,
-    )
-    close_sums_out[0], close_sums_out[1], close_sums_out[2], close_sums_out[9] = x, y, z, close_count
-    close_sums_out[3], close_sums_out[4], close_sums_out[5], close_sums_out[6], close_sums_out[7], close_sums_out[8] = (
-        xx,
-        xy,
-        xz,
-        yy,
-        yz,
-        zz,
-    )
+    full_sums[0], full_sums[1], full_sums[2], full_sums[9] = a, b, c, count
+    full_sums[3], full_sums[4], full_sums[5], full_sums[6], full_sums[7], full_sums[8] = aa, ab, ac, bb, bc, cc
+    close_sums[0], close_sums[1], close_sums[2], close_sums[9] = x, y, z, close_count
+    close_sums[3], close_sums[4], close_sums[5], close_sums[6], close_sums[7], close_sums[8] = xx, xy, xz, yy, yz, zz
 
 
 @_jit
