@@ -8,7 +8,8 @@ higher mean inlier ratio. Seconds are CPU time.
 
 --ransac-only measures the descriptors alone: RANSAC on the matches, as the protocol of the supplement of PointCNN++ has
 it (fullfield.evaluation.scans.POINTCNNPP); its inlier distance and limits are the pairs', and no pair of different
-scenes is tried. --dense also times the description of these clouds, one point per 2 cm each, by the clock.
+scenes is tried. --dense also times the description of these clouds, one point per 2 cm each, by the clock;
+with --ransac-only and --pairs without names nothing else is measured.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def main() -> int:
     """Register all pairs with both descriptors, print and store the results."""
     parser = build_program_parser(__doc__)
     parser.add_argument("weights", metavar="WEIGHTS")
-    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS), help="[all]")
+    parser.add_argument("--pairs", nargs="*", choices=PAIRS, default=list(PAIRS), help="[all]")
     parser.add_argument("--seen", nargs="*", choices=PAIRS, default=[], help="pairs that it was trained on")
     parser.add_argument("--poses", type=int, default=3, metavar="N", help="random poses of each [3]")
     parser.add_argument("--ransac-only", action="store_true", help="stop after RANSAC")

@@ -200,15 +200,15 @@ def describing() -> str:
         row = times[f"two, {what}"]
         cells = (f"{1e3 * row[name]:.0f} ms" for name in ("all_s", "inputs_s", "network_s"))
         rows.append([f"{row['points']:,} points, {told}", f"{row['described']:,}", *cells])
-    plain = stored_result("descriptors_plain_cpu.json")
-    dense = plain["dense"]
+    on_cpu = stored_result("descriptors_dense_cpu.json")
+    dense = on_cpu["dense"]
     shown = " and ".join(
         f"{row['seconds']:.1f} s ({name}; {row['cpu_seconds']:.1f} s of processor time)" for name, row in dense.items()
     )
     described, threads = f"{dense['learned']['described']:,}", dense["learned"]["threads"]
     return (
         f"{table_text(rows)}\nOn {threads} CPU cores {described} points at 2 cm take {shown}, thinning included.\n"
-        f"H100: {describe_commit(scales)}; CPU: {describe_commit(plain)}.\n"
+        f"H100: {describe_commit(scales)}; CPU: {describe_commit(on_cpu)}.\n"
     )
 
 

@@ -51,8 +51,9 @@ Network: TypeAlias = RAFT | SEARAFT
 
 PACKAGED = "fullfield-s"
 """Comes with its weights."""
-FORMS = ("fast", "module", "module-half", "module-compiled", "compiled")
-"""Prepared in half precision; the plain module in float32 and in half precision; both through ``torch.compile``."""
+FORMS = ("fast", "module", "module-half", "module-compiled", "compiled", "optimized")
+"""Prepared in half precision; the plain module in float32 and in half precision; both through ``torch.compile``; the
+module as estimators run it on a CPU."""
 DEFAULT_FORMS = FORMS[:2]
 COMPILED_FORMS = ("module-compiled", "compiled")
 PEERS = {name: name.replace("-", "_") for name in NETWORKS if name != PACKAGED}
@@ -224,13 +225,21 @@ FORM_NAMES = {
     "module-half": "module, half",
     "module-compiled": "module, compiled",
     "compiled": "compiled, half",
+    "optimized": "module, optimized",
 }
 
 
 def _ours(model: Network, form: str) -> Flow:
     if form in COMPILED_FORMS:
         return _compiled(_halved(model) if form == "compiled" else model)
-    run = PreparedFlowCache(model, "fast") if form == "fast" else _halved(model) if form == "module-half" else model
+    run: Network | PreparedFlowCache = model
+    if form == "fast":
+        run = PreparedFlowCache(model, "fast")
+    elif form == "module-half":
+        run = _halved(model)
+    elif form == "optimized":
+        run = copy.deepcopy(model)
+        run.optimize_for_cpu()
     return lambda first, second, updates: run(first, second, updates=updates)
 
 

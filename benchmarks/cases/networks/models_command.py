@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.cases.networks.models import Plan
 
 METHODS = ("fullfield-s", "raft", "raft-small", "sea-raft-s", "sea-raft-m", "sea-raft-l")
-FORMS = ("fast", "module", "module-half", "module-compiled", "compiled")
+FORMS = ("fast", "module", "module-half", "module-compiled", "compiled", "optimized")
 PEER_FORMS = (
     "dense",
     "dense-half",
@@ -70,7 +70,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         choices=FORMS,
         default=list(FORMS[:2]),
         help="ours: prepared in half precision; the plain module in float32, in half precision, and both through "
-        "torch.compile with CUDA graphs (module-compiled, compiled), which compiles for half a minute [fast module]",
+        "torch.compile with CUDA graphs (module-compiled, compiled), which compiles for half a minute; the module with "
+        "folded norms and reordered weights, as estimators run it on a CPU (optimized) [fast module]",
     )
     who.add_argument(
         "--peer-forms",
