@@ -15,7 +15,6 @@ MARK_CALLS = "<!-- public calls: begin -->\n"
 MARK_SHORT = "<!-- compared: begin -->\n"
 MARK_LIKE = "<!-- networks in equal precision: begin -->\n"
 MARK_SWEEPS = "<!-- table 10 of Briedis et al.: begin -->\n"
-MARK_STEPS = "<!-- table 4 of Briedis et al.: begin -->\n"
 MARK_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 TITLES = {"raft": "RAFT", "sea-raft-m": "SEA-RAFT (M)"}
 SINGLE, HALF = "float32", "half precision"
@@ -458,27 +457,6 @@ def sweeps_table() -> str:
     return f"{table_text(rows)}\n" + "\n".join(notes) + "\n"
 
 
-def steps_table() -> str:
-    """Return the rows of the paper's table 4, and the times of the preparation and of all of it measured here."""
-    widths = (256, 512)
-    rows = [["32 lookups", *(f"{width} wide" for width in widths)]]
-    for line in published.rows("4"):
-        unit = "ms" if line["step"] == "Total" else "%"
-        rows.append([f"{line['step']}, published", *(f"{line[f'width_{width}']} {unit}" for width in widths)])
-    used: list[dict[str, Any]] = []
-    for name, title in ((KERNEL, KERNEL), ("cuda", "fullfield")):
-        result = [find_swept_case("width", width, name, FAST) for width in widths]
-        for part, called in (("prepare", "pooling and layout alone"), ("eager", "all of it")):
-            cells = [f"{1e3 * each[0][part]['median_s']:.3g} ms" if each else "" for each in result]
-            rows.append([f"{title}, {called}", *cells])
-        used += [each[1] for each in result if each]
-    notes = [
-        f"Published: {published.source()}, table 4, shares by early exits from its kernel, and the total. Here: eager",
-        f"calls, fast scene; the kernels' steps were not timed apart. {environments(used)}.",
-    ]
-    return f"{table_text(rows)}\n" + "\n".join(notes) + "\n"
-
-
 # ---- README
 
 
@@ -565,9 +543,6 @@ PAGES = {
     "README.md": ((MARK_SHORT, short_table),),
     "docs/measured.md": ((MARK_LIKE, networks_table),),
     "benchmarks/notes/more_tables.md": ((MARK_CALLS, public_calls), (MARK_CORRELATION, lookup_table)),
-    "benchmarks/notes/lookup_paper.md": (
-        (MARK_SWEEPS, sweeps_table),
-        (MARK_STEPS, steps_table),
-    ),
+    "benchmarks/notes/lookup_paper.md": ((MARK_SWEEPS, sweeps_table),),
 }
 """Page, then the mark and the words of each part, as in ``tables.py``."""

@@ -1,15 +1,25 @@
-"""Tables 3 and 8 of Briedis et al. with what was measured here, made of the stored results."""
+"""Tables 3, 4 and 8 of Briedis et al. with what was measured here, made of the stored results."""
 
 from __future__ import annotations
 
 from statistics import mean, pstdev
 
-from benchmarks.like_for_like import environments, find_case, find_row_by_prefix
+from benchmarks.cases.correlation.report import shares_by_step
+from benchmarks.like_for_like import (
+    EASY,
+    FAST,
+    KERNEL,
+    environments,
+    find_case,
+    find_row_by_prefix,
+    load_stored_results,
+)
 from benchmarks.markdown import table_text
 from benchmarks.paper import published
 from benchmarks.stored import describe_commit, stored_result
 
 MARK_SHARES = "<!-- table 3 of Briedis et al.: begin -->\n"
+MARK_STEPS = "<!-- table 4 of Briedis et al.: begin -->\n"
 MARK_MEMORY = "<!-- table 8 of Briedis et al.: begin -->\n"
 
 
@@ -40,6 +50,55 @@ def shares_table() -> str:
     )
 
 
+OUR_STEPS = {
+    "Preprocessing": "Preprocessing",
+    "Computing Per-Thread Blocks": "Planning",
+    "Matrix-Matrix Multiplication": "Copies and products",
+    "Sampling Blocks and Writing Outputs": "Sampling and writing outputs",
+}
+"""Steps of our kernel by those of the paper's; its plan takes the place of the votes."""
+
+
+def steps_table() -> str:
+    """Return the paper's table 4, and the shares of the steps of its kernel, reimplemented, and of ours."""
+    stored = load_stored_results("lookup_steps_h200.json")
+    shares = {
+        (case["size"][1], case["scene"]): shares_by_step(case)
+        for case in (case for each in stored for case in each["cases"])
+    }
+    kernels: tuple[tuple[str, dict[str, str]], ...] = ((KERNEL, {}), ("fullfield", OUR_STEPS))
+    widths = (256, 512)
+    heads = [f"{who}, {width} wide" for width in widths for who in ("published", KERNEL, "fullfield")]
+    rows = [["32 lookups", *heads]]
+
+    def describe(width: int, scene: str, kernel: str, step: str) -> str:
+        measured = shares.get((width, scene), {}).get(kernel)
+        if measured is None:
+            return ""
+        if step == "Total":
+            return f"{1e3 * measured[1]:.3g} ms"
+        return f"{100 * measured[0][step]:.1f} %" if step in measured[0] else ""
+
+    for line in published.rows("4"):
+        cells = []
+        for width in widths:
+            cells.append(f"{line[f'width_{width}']} {'ms' if line['step'] == 'Total' else '%'}")
+            for kernel, steps in kernels:
+                step = steps.get(line["step"]) or line["step"]
+                fast, calm = (describe(width, scene, kernel, step) for scene in (FAST, EASY))
+                cells.append(f"{fast} (calm {calm})" if calm else fast)
+        rows.append([line["step"], *cells])
+    measured = f"{environments(stored)}; `python -m benchmarks correlation --steps`." if stored else "Not measured yet."
+    return (
+        f"{table_text(rows)}\nPublished: {published.source()}, table 4, shares by early exits from its "
+        "kernel, and the total.\nHere: a step's share is what a kernel that ends after it takes longer than one that "
+        "ends before it; graph replay, fast scene, bfloat16. "
+        "Preprocessing is\npooling, layout, zeros where a kernel adds, and launches that return at once. Our kernel "
+        "plans in place of blocks and votes, while others of its\nwarps multiply and sample, so only what another step "
+        f"does not hide is counted. {measured}\n"
+    )
+
+
 def memory_table() -> str:
     """Return the paper's table 8, and ptlflow's models at two of its sizes, unpatched and patched."""
     stored = stored_result("patched_h200.json")
@@ -67,5 +126,11 @@ def memory_table() -> str:
     )
 
 
-PAGES = {"benchmarks/notes/lookup_paper.md": ((MARK_SHARES, shares_table), (MARK_MEMORY, memory_table))}
+PAGES = {
+    "benchmarks/notes/lookup_paper.md": (
+        (MARK_STEPS, steps_table),
+        (MARK_SHARES, shares_table),
+        (MARK_MEMORY, memory_table),
+    )
+}
 """Page, then the mark and the words of each part, as in ``tables.py``."""

@@ -17,14 +17,16 @@ from torch import Tensor
 
 from benchmarks import harness as run
 from benchmarks.bench import failed, measure
-from benchmarks.cases.correlation import contenders, localcorr, volume
+from benchmarks.cases.correlation import contenders, localcorr, report, steps, volume, voting
 from benchmarks.cases.correlation import measure as correlation
 from benchmarks.cases.correlation import positions as lookups
 from benchmarks.cases.correlation.contenders import Contender, Problem
 from benchmarks.cases.correlation.measure import Inputs, Plan, Truth
 from benchmarks.cases.correlation.positions import Scene
 from benchmarks.cases.correlation.recorded import RECORDED
+from benchmarks.paper import published
 from benchmarks.runner import main
+from fullfield._kernels.nvrtc import KernelSource
 from fullfield.nn import CorrelationPyramid
 
 SMALL = Problem((12, 20), updates=2, channels=32, levels=2, radius=2, dtype=torch.float32)
@@ -143,6 +145,75 @@ def test_truth_check_names_difference() -> None:
         (right.roll(1, 1), "off by"),
     ):
         assert complaint in str(truth.of_lookup(out, SMALL, 1.0)[0])
+
+
+# --- kernels cut off after their steps
+
+
+def test_correlation_does_not_compare_results_of_cut_kernels() -> None:
+    whole = replace(wrong_by(1.0), name="kernel: whole")
+    (case,) = measured(plan(replace(wrong_by(2.0), name="kernel: first", is_cut=True), whole))
+    cut, complete = case["rows"]
+    assert cut["status"] == complete["status"] == "ok"
+    assert "check" not in cut
+    assert cut["eager"]["median_s"] > 0
+    assert "check" in complete
+    assert "steps left out" in "\n".join(report.report({"cases": [case]}))
+
+
+def test_shares_by_step_are_differences_of_cut_kernels() -> None:
+    rows = [
+        {"name": f"{kernel}: {step}", "graph": {"median_s": seconds}}
+        for kernel in ("ours", "theirs")
+        for step, seconds in (("first", 0.001), ("second", 0.003), ("third", 0.004))
+    ]
+    case = {"label": "small", "rows": [*rows, {"name": "cuda", "graph": {"median_s": 1.0}}]}
+    shares = report.shares_by_step(case)
+    assert list(shares) == ["ours", "theirs"]
+    assert shares["ours"][0] == pytest.approx({"first": 0.25, "second": 0.5, "third": 0.25})
+    assert shares["ours"][1] == 0.004
+    assert report.steps_of(case)[0] == "small, ours, 4.000 ms: first 25.0 %, second 50.0 %, third 25.0 %"
+    del rows[1]["graph"]
+    assert list(report.shares_by_step(case)) == ["theirs"]
+
+
+def test_steps_have_names_of_the_published_table() -> None:
+    assert [line["step"] for line in published.rows("4")] == [*voting.STEPS, "Total"]
+    names = [contender.name for contender in steps.contenders_by_step()]
+    assert names == [f"{voting.NAME}: {step}" for step in voting.STEPS] + [
+        f"{steps.NAME}: {step}" for step in steps.STEPS
+    ]
+    assert [contender.name for contender in steps.contenders_by_step() if not contender.is_cut] == [names[4], names[-1]]
+
+
+def test_source_without_the_place_of_a_cut_is_refused() -> None:
+    with pytest.raises(ValueError, match="once in the lookup's source, got it 0 times"):
+        steps.cut_source(KernelSource("another kernel"), 1)
+
+
+@gpu
+@needs_gpu
+def test_correlation_command_times_steps_on_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["correlation", "--steps", "--sizes", "64x28", "--updates", "3", "--repeats", "2", "--json"]) == 0
+    (case,) = json.loads(capsys.readouterr().out)["cases"]
+    rows = {row["name"]: row for row in case["rows"]}
+    assert len(rows) == len(voting.STEPS) + len(steps.STEPS)
+    whole = rows[f"{voting.NAME}: {voting.STEPS[-1]}"]
+    assert 0 <= whole["check"]["error"] <= whole["check"]["allowed"]
+    if torch.cuda.get_device_capability()[0] == 9:
+        assert {row["status"] for row in rows.values()} == {"ok"}
+        assert "check" in rows[f"{steps.NAME}: {steps.STEPS[-1]}"]
+        assert list(report.shares_by_step(case)) == [voting.NAME, steps.NAME]
+
+
+@gpu
+@needs_gpu
+def test_voting_kernel_stores_nothing_before_its_last_step() -> None:
+    problem = replace(SMALL, channels=64, dtype=torch.bfloat16, device=torch.device("cuda"))
+    inputs = Inputs.make(problem, Scene("smooth"))
+    *cut, whole = voting.contenders_by_step()
+    assert not any(bool(inputs.forward(contender).any()) for contender in cut)
+    assert Truth.of(inputs, "highest").of_lookup(inputs.forward(whole), problem, 1.0)[0] is None
 
 
 # --- clocks

@@ -13,7 +13,7 @@ import torch
 from assembled import said_of
 
 import fullfield
-from benchmarks.cases.correlation import voting
+from benchmarks.cases.correlation import steps, voting
 from benchmarks.cases.points import listing as points_listing
 from benchmarks.cases.tvl1 import romera, tuning
 from fullfield._kernels import nvrtc
@@ -256,6 +256,12 @@ def of_fused_warps(arch: str) -> Limits:
 def of_voting(arch: str) -> Limits:
     for dtype in (torch.float16, torch.bfloat16) if arch in ("sm_80", "sm_90a") else ():
         yield voting.source(dtype), "vote", 168, 0
+    if arch == "sm_90a":
+        for last in range(len(voting.STEPS) - 1):
+            yield voting.source(torch.bfloat16, last), "vote", 168, 0
+        whole = generate_lookup_source(build_lookup_request(), arch)
+        for last in range(len(steps.STEPS) - 1):
+            yield steps.cut_source(whole, last), "lookup", 168, 0
 
 
 OPERATORS: list[Callable[[str], Limits]] = [

@@ -31,6 +31,7 @@ EPILOG = """\
 examples:
   python -m benchmarks correlation --lookups flow_easy_512x224.npy -o results.json
   python -m benchmarks correlation --sweep size --alt-cuda-corr RAFT/alt_cuda_corr --plots figures -o sizes.json
+  python -m benchmarks correlation --steps --sizes 256x112 512x224 --lookups flow_medium_512x224.npy -o steps.json
   python -m benchmarks correlation --sizes 62x46 --batch 8 --updates 12 --backward --backends cuda dense
 """
 
@@ -85,6 +86,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--peers", nargs="+", choices=PEERS, default=PEERS, help="others that need no option of their own [all]"
     )
     who.add_argument(
+        "--steps",
+        action="store_true",
+        help="only our kernel (of sm_90) and that of Briedis et al., cut off after each step as in their table 4",
+    )
+    who.add_argument(
         "--alt-cuda-corr",
         metavar="DIR",
         help="folder with correlation.cpp and correlation_kernel.cu of RAFT; compiled here (nvcc, ninja)",
@@ -121,6 +127,9 @@ def _draw(results: Result, folder: Path, args: argparse.Namespace) -> list[Path]
 
 
 def _check(args: argparse.Namespace) -> list[str]:
+    for name in ("backward", "alt_cuda_corr", "localcorr", "plots"):
+        if args.steps and getattr(args, name):
+            raise InputError(f"--{name.replace('_', '-')}: is not for --steps")
     for name, limit in (("levels", 8), ("radius", 8)):
         if getattr(args, name) > limit:
             raise InputError(f"--{name}: expected 1 to {limit}, got {getattr(args, name)}")
@@ -205,6 +214,10 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> l
     from benchmarks.cases.correlation import contenders, localcorr, volume, voting
     from fullfield.ops.correlation import explain_backends
 
+    if args.steps:
+        from benchmarks.cases.correlation.steps import contenders_by_step
+
+        return contenders_by_step()
     told = dict(explain_backends(device))
     absent = {name for name in args.backends if told.get(name) is not None and args.backends == BACKENDS}
     for name in sorted(absent - {"dense"}):

@@ -81,6 +81,8 @@ class Contender:
     ours: bool = False
     no_graph: str | None = None
     """Why its work cannot be captured in a CUDA graph."""
+    is_cut: bool = False
+    """Whether its kernel leaves out its last steps: then its result is not a lookup, and is not compared."""
 
 
 def our_contenders(names: Sequence[str] = BACKENDS) -> list[Contender]:

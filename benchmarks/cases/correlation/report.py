@@ -57,6 +57,8 @@ def report(results: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for case in results["cases"]:
         lines += [*_case(case), ""]
+    if any(shares_by_step(case) for case in results["cases"]):
+        return lines + [line for case in results["cases"] for line in steps_of(case)]
     lines += table10(results["cases"])
     steps = table4(results["cases"])
     return [*lines, "", *steps] if steps else lines
@@ -69,7 +71,7 @@ def _case(case: Case) -> list[str]:
     kind = f"batch {case['batch']}, {case['levels']} levels, radius {case['radius']}, {case['pass']}"
     formats = f"{case['dtype']} ({case['precision']}) -> {case['out_dtype']} {case['layout']}"
     head = [f"{case['label']}: {kind}, {formats}", f"  lookups: {width}"]
-    return head + [f"  {row['name']:<18}{_row(row)}" for row in case["rows"]]
+    return head + [f"  {row['name']:<18} {_row(row)}" for row in case["rows"]]
 
 
 def _row(row: Row) -> str:
@@ -83,8 +85,8 @@ def _row(row: Row) -> str:
             parts.append(f"{text} {1e6 * row[key]:.1f} us a lookup")
     if "peak_bytes" in row:
         parts.append(f"peak {row['peak_bytes'] / 1e6:.0f} MB, {row['peak_with_inputs_bytes'] / 1e6:.0f} with inputs")
-    check = row["check"]
-    return ", ".join([*parts, f"error {check['error']:.1e} of {check['allowed']:.1e}"])
+    check = row.get("check")
+    return ", ".join([*parts, f"error {check['error']:.1e} of {check['allowed']:.1e}" if check else "steps left out"])
 
 
 def _time(spread: dict[str, Any]) -> str:
@@ -139,6 +141,36 @@ def _saved(ours: Sequence[Row], theirs: Sequence[Row], time: bool) -> str:
         return "-"
     first, second = (p[0] if isinstance(p, tuple) else p for p in pair if p is not None)
     return f"{100 * (1 - first / second):.1f} %"
+
+
+def shares_by_step(case: Case) -> dict[str, tuple[dict[str, float], float]]:
+    """Return by kernel the share of each of its steps, in its order, and the seconds of all, by graph replays.
+
+    A step's share is what a kernel that ends after it takes longer than the one that ends before it. Kernels of which
+    a form has no time are left out.
+    """
+    kernels: dict[str, list[Row]] = {}
+    for row in case["rows"]:
+        name, separator, _ = row["name"].partition(": ")
+        if separator:
+            kernels.setdefault(name, []).append(row)
+    result = {}
+    for name, rows in kernels.items():
+        if all("graph" in row for row in rows):
+            ends = [row["graph"]["median_s"] for row in rows]
+            times = [end - before for before, end in zip([0.0, *ends], ends, strict=False)]
+            steps = (row["name"].partition(": ")[2] for row in rows)
+            result[name] = ({step: time / ends[-1] for step, time in zip(steps, times, strict=True)}, ends[-1])
+    return result
+
+
+def steps_of(case: Case) -> list[str]:
+    """Return each kernel's shares in a case."""
+    return [
+        f"{case['label']}, {name}, {1e3 * seconds:.3f} ms: "
+        + ", ".join(f"{step} {100 * share:.1f} %" for step, share in shares.items())
+        for name, (shares, seconds) in shares_by_step(case).items()
+    ]
 
 
 def table4(cases: Sequence[Case]) -> list[str]:

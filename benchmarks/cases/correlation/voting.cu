@@ -12,6 +12,7 @@
 // Macros set by the launcher:
 //   IN     features: 1 float16, 2 bfloat16; products are summed in float32
 //   BF16   1 where IN is 2
+//   STEPS  steps that run: 0 none, 1 a thread's blocks, 2 also the votes, 3 also the products, 4 all
 
 #define SIDE 8
 #define CELLS 64
@@ -30,6 +31,11 @@ struct VotingParams {
     int channels, radius;
     float shrink, scale;          // 1 / 2^level, 1 / sqrt(channels of the maps)
 };
+
+// Keep the compiler from removing x, which only a step that is left out reads: it cannot know that nothing is stored.
+static __device__ __forceinline__ void keep(float x, float *at) {
+    if (x == 1.2345e30f) *at = x;
+}
 
 // Which 16 bytes of a row of CHUNK channels lie where: eight rows of one column are in eight banks.
 static __device__ __forceinline__ int place(int row, int part) { return row * CHUNK + ((part ^ ((row >> 1) & 3)) << 3); }
@@ -99,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) vote(const __grid_constant
     extern __shared__ __align__(16) float products[];  // CELLS * PITCH; before that the channels, as in the paper
     Value *mine = (Value *)products, *theirs = mine + CELLS * CHUNK;
     __shared__ int ballot;
+    if (STEPS == 0) return;
     const int columns = (p.width + SIDE - 1) / SIDE, rows = (p.height + SIDE - 1) / SIDE;
     const int columns2 = (p.width2 + SIDE - 1) / SIDE, rows2 = (p.height2 + SIDE - 1) / SIDE;
     const int item = blockIdx.x / (rows * columns), own = blockIdx.x % (rows * columns), t = threadIdx.x;
@@ -126,6 +133,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) vote(const __grid_constant
     float *out = p.out + item * p.out_item + (i64)y * p.width + x;
     const Value *first = p.first + ((i64)item * rows * columns + own) * CELLS * p.channels;
 
+    if (STEPS == 1) {
+        keep(nw + ne + sw + se + (float)(left + top + from_x + to_x + from_y + to_y), p.out);
+        return;
+    }
     if (t == 0) ballot = NONE;
     __syncthreads();
     while (true) {
@@ -136,11 +147,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) vote(const __grid_constant
         __syncthreads();
         if (next == NONE) break;
         if (t == 0) ballot = NONE;
-        multiply(products, mine, theirs, first, p.second + ((i64)item * rows2 * columns2 + next) * CELLS * p.channels, p.channels);
+        if (STEPS > 2)
+            multiply(products, mine, theirs, first, p.second + ((i64)item * rows2 * columns2 + next) * CELLS * p.channels, p.channels);
+        else
+            __syncthreads();       // nobody votes before the ballot is empty
         if (next != wanted) continue;
         const float *row = products + t * PITCH;
+        if (STEPS == 3) keep(row[next % CELLS], p.out);
         const int x0 = left - block_x * SIDE, y0 = top - block_y * SIDE;  // of the window in the block
-        for (int dy = max(-1 - y0, 0); dy <= min(SIDE - 1 - y0, side - 1); dy++)
+        for (int dy = max(-1 - y0, 0); STEPS > 3 && dy <= min(SIDE - 1 - y0, side - 1); dy++)
             for (int dx = max(-1 - x0, 0); dx <= min(SIDE - 1 - x0, side - 1); dx++) {
                 const int i = y0 + dy, j = x0 + dx;
                 float value = 0.f;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,15 +25,34 @@ _SOURCE = Path(__file__).with_suffix(".cu")
 _Params = parse_structures(_SOURCE)["VotingParams"]
 
 
-def source(dtype: torch.dtype) -> KernelSource:
-    """Return the kernel for 16-bit features of ``dtype``."""
+STEPS = (
+    "Preprocessing",
+    "Computing Per-Thread Blocks",
+    "Next-Block Voting",
+    "Matrix-Matrix Multiplication",
+    "Sampling Blocks and Writing Outputs",
+)
+"""Steps as the paper's table 4 calls them. The first is layout, pooling, zeros and launches of empty kernels."""
+
+
+def source(dtype: torch.dtype, steps: int = len(STEPS) - 1) -> KernelSource:
+    """Return the kernel for 16-bit features of ``dtype`` that runs its first ``steps`` steps."""
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.PRODUCTS, _SOURCE)
-    return KernelSource(text, (f"-DIN={CODES[dtype]}", f"-DBF16={int(dtype == torch.bfloat16)}"))
+    return KernelSource.with_macros(text, IN=CODES[dtype], BF16=dtype == torch.bfloat16, STEPS=steps)
 
 
 def contender() -> Contender:
     """Return the contender: features in blocks once per pair, then one launch per level and lookup."""
-    return Contender(NAME, _prepare, _admit)
+    return Contender(NAME, partial(_prepare, len(STEPS) - 1), _admit)
+
+
+def contenders_by_step() -> list[Contender]:
+    """Return the kernel that ends after each of ``STEPS``; only the last one computes a lookup."""
+    last = len(STEPS) - 1
+    return [
+        Contender(f"{NAME}: {name}", partial(_prepare, number), _admit, is_cut=number < last)
+        for number, name in enumerate(STEPS)
+    ]
 
 
 def _admit(problem: Problem) -> None:
@@ -53,14 +73,14 @@ def in_blocks(fmap: Tensor) -> Tensor:
     return to_patches(torch.nn.functional.pad(fmap, (0, 0, 0, 0, 0, missing)), BLOCK)
 
 
-def _prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
+def _prepare(steps: int, problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
     first = in_blocks(fmap1)
     levels = correlation_pyramid(fmap2, problem.levels)
     sizes = [level.shape[2:] for level in levels]
     seconds = [in_blocks(level) for level in levels]
     height, width = fmap1.shape[2:]
     taps = (2 * problem.radius + 1) ** 2
-    kernels = _launching.load_kernels(LIBRARIES, source(problem.dtype), fmap1.get_device())
+    kernels = _launching.load_kernels(LIBRARIES, source(problem.dtype, steps), fmap1.get_device())
 
     def lookup(coords: Tensor) -> Tensor:
         coords = coords.contiguous()
