@@ -229,7 +229,8 @@ def networks_table() -> str:
     ]
     rounded = sorted({run["weights"] for _, run in result if "weights" in run})
     notes = [
-        "Time of one call and peak memory. RAFT has official weights, SEA-RAFT random.",
+        "Time of one call and peak memory; a pair of Sintel, enlarged. RAFT has its Sintel weights, which saw this "
+        "pair; SEA-RAFT random ones.",
         *(f"RAFT's weights: {each}." for each in rounded),
         "float32: convolutions of both sides use TF32, PyTorch's default; our lookup's products have 22 bits.",
         "Prepared and compiled forms replay CUDA graphs, others are eager.",
@@ -512,7 +513,7 @@ def short_table() -> str:
     title = "TV-L1, a Sintel pair of 1024×436, own defaults, 2 CPU cores"
     rows.append([title, tvl1, f"{name} {other}"])
     where = environments([run, ours[1], theirs[1]])
-    note = "float32: TF32 in convolutions, 22 bits in our lookup's products."
+    note = "RAFT's weights saw its pair (Sintel). float32: TF32 in convolutions, 22 bits in our lookup's products."
     return f"{table_text(rows)}\n{note} {where}. TV-L1: {describe_commit(tvl1_results)}.\n"
 
 

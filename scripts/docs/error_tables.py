@@ -51,7 +51,7 @@ def _describe(methods: Sequence[str]) -> str:
         if "commit" in made and made["commit"][:7] not in commits:
             commits.append(made["commit"][:7])
     runs = (f"commit {', '.join(commits)}, {day}" if commits else day for day, commits in sorted(days.items()))
-    precisions = "default `auto` in bfloat16, others in float32" if "auto" in methods else "float32"
+    precisions = "`auto` in bfloat16, others in float32" if "auto" in methods else "float32"
     return f"On the CPU, {precisions}, {'; '.join(runs)}{describe_faults(stored)}.\n"
 
 
@@ -170,7 +170,8 @@ def poses() -> str:
         lengths = (f"{middle[name]:.3f} m" for name in ("rte", "rmse"))
         cells = [pair, f"{middle['matches']:.0f}", f"{100 * middle['ir']:.0f}", f"{middle['rre']:.2f}°", *lengths]
         rows.append([*cells, f"{middle['seconds']:.1f}"])
-    return f"{table_text(rows)}\n{describe_commit(stored).capitalize()}.\n"
+    about = f"{stored['environment']['cpu']}, {describe_commit(stored)}"
+    return f"{table_text(rows)}\n{about}.\n"
 
 
 def plain_ransac() -> str:

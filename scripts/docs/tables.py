@@ -91,7 +91,6 @@ def table() -> str:
         f"{environment['cpu']}, Python {versions['python']}, PyTorch {versions['torch']}, numba {versions['numba']},",
         f"OpenCV {versions['cv2']}, scikit-image {versions['skimage']}, {describe_commit(stored)}.",
         "† A real 4K pair of small motion, cropped and enlarged. The machine is a noisy virtual one: ratios count.",
-        "`python -m benchmarks tvl1 --pair A B TRUTH --presets DIR ... --large A B`.",
     ]
     return "\n".join([*markdown_table(rows), "", *notes]) + "\n"
 
