@@ -188,7 +188,7 @@ _ENTRIES = (
         ("fullfield-m",),
         "fullfield_m.safetensors",
         "synthetic pairs of fullfield.training.flow, from pictures and meshes that are CC0, public domain, CC-BY or "
-        "MIT; a longer training goes on",
+        "MIT; interim weights",
         "bundled with fullfield; docs/fullfield-m.md is its model card",
         licence="Apache-2.0",
         packaged=True,
