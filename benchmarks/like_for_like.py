@@ -414,7 +414,8 @@ def sweeps_table() -> str:
     slower: list[float] = []
     times = {(line["variable"], line["value"]): line["ours"]["runtime_ms"] for line in published.rows("10")}
     published_rise = times["channels", 512] / times["channels", 128]
-    rise = [each[0]["eager"]["median_s"] for n in (128, 512) if (each := find_swept_case("channels", n, "cuda", FAST))]
+    swept = [each for n in (128, 512) if (each := find_swept_case("channels", n, "cuda", FAST))]
+    rise = [row["eager"]["median_s"] for row, _ in swept]
     lines = [(line["variable"], line["value"]) for line in published.rows("10")]
     usual = find_usual_gpu_name(
         [find_swept_case(*line, name, scenes[0]) for line in lines for name, scenes in here.items()]
@@ -450,8 +451,10 @@ def sweeps_table() -> str:
         "features that were rounded to bfloat16,",
         "in float32 without TF32; of float32 features it failed the lookup's check. At 512×224 it takes "
         f"{min(slower):.1f} to {max(slower):.1f} times the published time. From 128",
-        f"to 512 channels our time rises {rise[1] / rise[0]:.1f} times, the published kernel's {published_rise:.1f} "
-        "times: above 256 our kernel loads source features again for every chunk.",
+        f"to 512 channels our time rises {rise[1] / rise[0]:.1f} times, to {1e3 * rise[1]:.3g} ms "
+        f"({get_gpu_name(swept[1][1])}), the published kernel's {published_rise:.1f} times, to "
+        f"{times['channels', 512]} ms (GH200): above 256 our kernel",
+        "loads source features again for every chunk ([counts](correlation_cuda.md#more-than-256-channels)).",
         *blocks,
         f"An empty cell was not measured. {environments(used)}; `python -m benchmarks correlation`.",
     ]
