@@ -1,8 +1,7 @@
 """A picture as the scan lines of an unpacked OpenEXR hold it, so that they need only be written.
 
 The planes are laid out where they are, on the CPU or on a GPU: one pass over them, and nothing is interleaved that
-OpenEXR would take apart again. Of two layers of floats at 3840×2160, writing takes 136 ms of a CPU's time, with
-OpenImageIO 444 ms.
+OpenEXR would take apart again. Writing such lines takes less time of the CPU than OpenImageIO's own writing.
 """
 
 from __future__ import annotations

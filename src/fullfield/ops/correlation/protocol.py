@@ -37,8 +37,8 @@ MAX_LEVELS = 8
 MAX_RADIUS = 8
 # By preference. An automatic choice takes the first that can, and "dense" only where its volume is small.
 BACKENDS = ("cuda", "cpu", "dense", "reference")
-# Without a kernel the volume is faster than the reference wherever it fits, so an automatic choice depends on memory:
-# on CUDA and ROCm this share of the GPU's, elsewhere these bytes. Both are the same for every pair of a sequence.
+# Without a kernel the volume is faster than the reference on maps of more than 8×8, so an automatic choice depends on
+# memory: on CUDA and ROCm this share of the GPU's, elsewhere these bytes. Both are the same for every pair of a shot.
 DENSE_MEMORY_FRACTION = 1 / 8
 DENSE_BYTES = 1 << 30
 
