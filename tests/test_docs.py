@@ -69,6 +69,10 @@ def test_pages_have_no_broken_links(page: Path) -> None:
     assert list_broken_links(page) == []
 
 
+def test_pages_have_at_most_400_lines() -> None:
+    assert [page.name for page in PAGES if len(page.read_text("utf-8").splitlines()) > 400] == []
+
+
 def test_index_links_every_page() -> None:
     docs = ROOT / "docs"
     operators = (ROOT / "src" / "fullfield" / "ops").glob("*/README.md")

@@ -160,7 +160,7 @@ def build_parser() -> Parser:
 
 
 def console() -> NoReturn:
-    """Run :func:`main` as the ``fullfield`` command and exit without the 0.4 s of torch's shutdown."""
+    """Run :func:`main` as the ``fullfield`` command and exit without waiting for torch's shutdown."""
     gc.set_threshold(20_000)  # imports allocate much and free little
     code = main()
     for stream in (sys.stdout, sys.stderr):

@@ -14,8 +14,7 @@ from fullfield.ops._fused import cuda
 class DepthwiseConvolution(torch.autograd.Function):
     """Depthwise convolution of [B, C, H, W] with [C, 1, side, side], of odd side, padded with zeros to the same size.
 
-    On an H200 cuDNN takes 0.26 ms for a convolution of 32x384x46x62 in bfloat16, and 0.59 ms for its gradient by the
-    input. On NVIDIA GPUs a kernel does both if it serves the filters.
+    On NVIDIA GPUs a kernel computes it and its gradient by the input, if it serves the filters.
     """
 
     @staticmethod
