@@ -139,8 +139,10 @@ def test_missing_conditions_requires_repeats_and_spread() -> None:
     assert lacks({"environment": about, "rows": [timing]}) == []
     assert lacks({"environment": about, "rows": [{"median_s": 1.0}]}) == ["no repeats and spread"]
     dirty = {**about, "commit": "40d2fae184cb with changes"}
-    assert lacks({"environment": dirty, "rows": [timing]}) == ["no commit of a clean tree"]
-    assert lacks({"rows": [timing]}) == ["no machine", "no versions", "no commit of a clean tree", "no date"]
+    assert lacks({"environment": dirty, "rows": [timing]}) == ["no clean commit"]
+    for stated in ({"measured_as": "d503562d with changes"}, {"commit_is": "that of the change that stored this file"}):
+        assert lacks({"environment": {**about, **stated}, "rows": [timing]}) == ["no clean commit"]
+    assert lacks({"rows": [timing]}) == ["no machine", "no versions", "no clean commit", "no date"]
 
 
 def test_is_older_compares_result_with_sources() -> None:
