@@ -57,7 +57,7 @@ class FlowPicture:
 
 
 class WarpBack:
-    """Node that warps the second image onto the first, and returns a mask of the pixels that it shows."""
+    """Node that warps the second image onto the first; its mask has the pixels whose vectors stay inside."""
 
     @classmethod
     def INPUT_TYPES(cls):
