@@ -113,6 +113,15 @@ def test_commands_on_pages_parse(page: Path) -> None:
             assert parsers[program]().parse_known_args(words)[1] == [], command
 
 
+def test_follow_pictures_run_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script, commands = runpy.run_path(str(ROOT / "scripts" / "docs" / "follow_pictures.py")), []
+    script["run_pages"].__globals__["run_command"] = commands.append
+    script["run_pages"]()
+    assert {f"plate.{number}.exr" for number in script["NUMBERS"]} <= {path.name for path in tmp_path.iterdir()}
+    assert [words[0] for words in commands] == ["follow", "warp"]
+
+
 def test_readme_is_short_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "README.md").read_text("utf-8")
     assert len(page.splitlines()) <= 110

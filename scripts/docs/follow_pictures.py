@@ -27,11 +27,16 @@ ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = (1001, 1006, 1012)
 
 
-def run_page(text: str) -> None:
-    """Run the plates, and the commands that follow them and move the paint."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    exec(next(block for language, block in blocks if language == "python"), {})
-    for line in "".join(block for language, block in blocks if not language).splitlines():
+def list_blocks(page: str, language: str = "") -> list[str]:
+    """Return the code blocks of a page in one language."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "docs" / page).read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    return [block for name, block in blocks if name == language]
+
+
+def run_pages() -> None:
+    """Write the plates as docs/follow.md says, and run its commands that follow them and move the paint."""
+    exec(list_blocks("compositors.md", "python")[0].replace("range(3)", "range(12)"), {})
+    for line in "".join(list_blocks("follow.md")).splitlines():
         program, *words = shlex.split(line)
         if program == "fullfield" and words[0] in ("follow", "warp") and "--points" not in words:
             run_command([*words, "--quiet"])
@@ -51,7 +56,7 @@ def main(arguments: list[str]) -> int:
     target = Path(arguments[0]).resolve() if arguments else ROOT / "docs" / "images"
     painted, grids = [], []
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        run_page((ROOT / "docs" / "follow.md").read_text("utf-8"))
+        run_pages()
         for number in NUMBERS:
             plate, paint = read_all_channels(f"plate.{number}.exr"), read_all_channels(f"paint_on.{number}.exr")
             *colors, alpha = (paint.pixels[paint.channels.index(name)] for name in "RGBA")
