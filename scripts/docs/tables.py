@@ -526,7 +526,8 @@ def descriptors_table() -> str:
         both(of["seconds"], ".1f"),
     ]
     rows.append([f"**all {of['runs'][0]}**", *last])
-    return "\n".join([*markdown_table(rows), "", f"{describe_commit(stored).capitalize()}."]) + "\n"
+    about = f"{stored['environment']['cpu']}, one thread, {describe_commit(stored)}."
+    return "\n".join([*markdown_table(rows), "", about]) + "\n"
 
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
