@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield import InputError
 from fullfield.models import SEARAFT, SEARAFTConfig
+from fullfield.models.framing import choose_padding, resample_flow_to_cells
 from fullfield.models.sea_raft.model import compute_expected_log_scale
 from fullfield.training.checkpoint import DivergedError, restore_run_if_any
 from fullfield.training.flow import FlowRun, FlowTraining, loop, train_flow
@@ -745,19 +746,54 @@ def test_stepper_compiled_sea_raft_accepts_any_updates(scenes: Scenes, monkeypat
     torch._dynamo.reset()
 
 
+def test_stepper_starts_every_second_pair_from_coarse_flow(scenes: Scenes) -> None:
+    training = TRAINING.replace(updates=2, coarse_starts=2)
+    stepper = TrainingStepper(small_network(), training)
+    model, objective, batch = stepper.model, stepper._uncompiled, scenes.batch(0, 4)
+    frames = batch.frame1, batch.frame2
+    for step, divisor in ((0, 2), (1, 4)):
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        objective.coarse_divisor = training.get_coarse_divisor(step)
+        coarse = objective.estimate_coarse_flow_if_any(*frames)
+        size = tuple(side // divisor for side in batch.frame1.shape[-2:])
+        assert coarse is not None
+        assert coarse.shape == (2, 2, *size)
+        assert all(module.training for module in model.modules())
+        assert all(torch.equal(one, other) for one, other in zip(model.buffers(), buffers, strict=True))
+        fields = [
+            model.compute_padding_coarse_fields_and_weights(*frames, 1, *start)[1]  # type: ignore[operator]
+            for start in ((), (coarse, 2))
+        ]
+        for own, given in zip(*fields, strict=True):
+            assert torch.equal(own[0][1::2, :2], given[0][1::2, :2])
+            assert not torch.allclose(own[0][::2, :2], given[0][::2, :2])
+        start = resample_flow_to_cells(coarse, *batch.frame1.shape[-2:], choose_padding(*batch.frame1.shape[-2:]))
+        assert torch.equal(fields[1][0][0][::2, :2], 8 * start)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    stepper.train_on_batch(batch, 0, learning_rate=1e-3)
+    assert all((value != before[name]).any() for name, value in model.named_parameters() if value.requires_grad)
+    refuses(
+        "coarse_starts: expected 0 for a network other than SEA-RAFT",
+        TrainingStepper,
+        network(),
+        TRAINING.replace(coarse_starts=2),
+    )
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_stepper_recorded_steps_of_any_updates_equal_eager(scenes: Scenes) -> None:
+@pytest.mark.parametrize("coarse_starts", [0, 2])
+def test_stepper_recorded_steps_of_any_updates_equal_eager(scenes: Scenes, coarse_starts: int) -> None:
     results = []
     for graph in (False, True):
-        training = TRAINING.replace(updates=(1, 3), graph=graph, channels_last=True)
+        training = TRAINING.replace(updates=(1, 3), graph=graph, channels_last=True, coarse_starts=coarse_starts)
         stepper = TrainingStepper(small_network().cuda(), training)
         for number in range(20):
             stepper.train_on_batch(scenes.batch(number, 2).to(torch.device("cuda")), number, learning_rate=1e-4)
         results.append([*stepper.average.model.state_dict().values()])
         if graph:
             assert stepper._recorded is not None
-            assert stepper._recorded._recordings.keys() == {1, 2, 3}
+            assert {updates for updates, _ in stepper._recorded._recordings} == {1, 2, 3}
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=1e-2, atol=1e-3)
 

@@ -284,21 +284,29 @@ class SEARAFT(FlowNetwork):
         return [self._upsample_flow_and_mixture(state, padding) for state in states]
 
     def compute_padding_coarse_fields_and_weights(
-        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        updates: int | None = None,
+        initial_flow: Tensor | None = None,
+        stride: int = 1,
     ) -> tuple[framing.Padding, list[tuple[Tensor, Tensor]]]:
         """Return the frames' padding and :meth:`predictions_with_mixture` before the convex up-sampling.
 
         Every prediction is the flow in pixels with its mixture [B, 6, h, w] and the weights [B, 9·8·8, h, w].
+        ``initial_flow`` starts every ``stride``-th pair, from the first one on; others start from the regressed flow.
         """
-        count, padding, start = self._check_and_resolve_call_arguments(
-            frame1, frame2, self._resolve_update_count(updates), initial_flow, min_updates=0
+        count, padding, _ = self._check_and_resolve_call_arguments(
+            frame1, frame2, self._resolve_update_count(updates), None, min_updates=0
         )
+        start = framing.check_and_resample_flow_to_cells_if_any(initial_flow, frame1[::stride], padding)
         prepared = self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
         fmap1, fmap2, net, context, flow, field, mask = (
             self._compiled_start or self._encode_and_get_start_flow_field_mask
         )(*prepared)
         if start is not None:
-            flow, field = start, torch.cat((8 * start, field[:, 2:]), 1)
+            flow, field = flow.clone(), field.clone()
+            flow[::stride], field[::stride, :2] = start, 8 * start
         predictions = [(field, mask)]
         if count:
             lookup, grid = self.build_pyramid(fmap1, fmap2), framing.create_coordinate_grid_like(net)

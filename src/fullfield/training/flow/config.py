@@ -14,6 +14,7 @@ SCHEDULES = ("one-cycle", "stable")
 PRECISIONS = ("float32", "bfloat16", "float16")
 COMPILED = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 _HIGHEST_RATE = 1e30  # PyTorch's optimizers overflow on larger ones
+COARSE_UPDATES = 4
 _START = 0.04  # share of the learning rate that the first step has
 
 
@@ -54,6 +55,12 @@ class FlowTraining(Config):
     """It needs a network that never waits for the device and batches of one shape; each number of updates has a graph
     of its own. It changes nothing on the CPU."""
     freeze_norms: bool = create_field(False, "keep the statistics of batch norms")
+    coarse_starts: int = create_field(
+        0,
+        "every N-th pair starts from the flow at half or a quarter of its size, as in a cascade; 0: none",
+        metavar="N",
+    )
+    """That flow is the network's own, after :data:`COARSE_UPDATES` updates."""
     seed: int = create_field(0, "seed of everything")
 
     def __post_init__(self) -> None:
@@ -81,6 +88,7 @@ class FlowTraining(Config):
         elif self.updates is not None:
             _check.check_number(self.updates, "updates", integer=True, low=0)
         _check.check_number(self.seed, "seed", integer=True, low=0, high=2**31)
+        _check.check_number(self.coarse_starts, "coarse_starts", integer=True, low=0)
         for name in ("channels_last", "graph", "freeze_norms"):
             _check.require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
 
@@ -91,6 +99,10 @@ class FlowTraining(Config):
         low, high = self.updates
         drawn = hashlib.sha256(f"updates {self.seed} {step}".encode()).digest()[:8]
         return low + int.from_bytes(drawn, "big") % (high - low + 1)
+
+    def get_coarse_divisor(self, step: int) -> int | None:
+        """Return what divides the size of the pairs whose flow starts others in step ``step``; None if none does."""
+        return (2, 4)[step % 2] if self.coarse_starts else None
 
     def compute_completed_fraction(self, step: float, seconds: float) -> float:
         """Return the share of the training, 0 to 1, that is done after ``step`` steps and ``seconds``."""

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._kernels.cache_folder import log_warning_or_print_unless_quiet
+from fullfield.models.cascade import resample_frame
 from fullfield.ops import _launching
 from fullfield.training.checkpoint import DivergedError, list_non_finite_tensor_names
 from fullfield.training.flow.batch import FlowBatch
-from fullfield.training.flow.config import FlowTraining
+from fullfield.training.flow.config import COARSE_UPDATES, FlowTraining
 from fullfield.training.flow.loss import (
     laplace_mixture_loss,
     loss_mask,
@@ -82,6 +83,7 @@ class TrainingObjective(nn.Module):
 
     The network has ``predictions(frame1, frame2)``, the flow [B, 2, H, W] after each update; for the loss ``"mixture"``
     ``predictions_with_mixture``. ``updates`` is the number of updates of the next call; None leaves it to the network.
+    ``coarse_divisor`` is that of the next call (:meth:`FlowTraining.get_coarse_divisor`).
     """
 
     def __init__(self, network: nn.Module, training: FlowTraining) -> None:
@@ -102,6 +104,12 @@ class TrainingObjective(nn.Module):
             taken = inspect.signature(called).parameters
             any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
             _check.require("updates" in taken or any_name, "updates", "None for a network without them", named)
+        self.coarse_divisor = training.get_coarse_divisor(0)
+        self._coarse_stride = training.coarse_starts
+        if self.coarse_divisor is not None:
+            _check.require(
+                mixture and self._returns_fields, "coarse_starts", "0 for a network other than SEA-RAFT", named
+            )
         self._gamma = training.gamma
         self._limits: tuple[float, float] | None = None
         if mixture:
@@ -113,25 +121,54 @@ class TrainingObjective(nn.Module):
     @property
     def can_compile_stages(self) -> bool:
         """Return whether the network can compile parts of its predictions, which serve any number of updates."""
-        coarse = self._limits is not None and callable(
-            getattr(self.network, "compute_padding_coarse_fields_and_weights", None)
+        return (
+            self._limits is not None
+            and self._returns_fields
+            and callable(getattr(self.network, "compile_or_restore_stages", None))
         )
-        return coarse and callable(getattr(self.network, "compile_or_restore_stages", None))
+
+    @property
+    def _returns_fields(self) -> bool:
+        """Return whether the network returns its predictions before they are up-sampled."""
+        return callable(getattr(self.network, "compute_padding_coarse_fields_and_weights", None))
 
     @property
     def loss_name(self) -> str:
         """Return the name of the loss."""
         return "sequence" if self._limits is None else "mixture"
 
-    def forward(self, frame1: Tensor, frame2: Tensor, flow: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss, and the mean end-point error of the last prediction."""
+    @torch.no_grad()
+    def estimate_coarse_flow_if_any(self, frame1: Tensor, frame2: Tensor) -> Tensor | None:
+        """Estimate the flow that starts every N-th pair, at the reduced size, without gradients or new statistics."""
+        if self.coarse_divisor is None:
+            return None
+        size = tuple(side // self.coarse_divisor for side in frame1.shape[-2:])
+        frames = (resample_frame(frame[:: self._coarse_stride], (size[0], size[1])) for frame in (frame1, frame2))
+        trained = [module for module in self.network.modules() if module.training]
+        self.network.eval()
+        try:
+            flow: Tensor = self.network(*frames, updates=COARSE_UPDATES)
+        finally:
+            for module in trained:
+                module.training = True
+        return flow
+
+    def forward(
+        self, frame1: Tensor, frame2: Tensor, flow: Tensor, valid: Tensor, coarse_flow: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss, and the mean end-point error of the last prediction.
+
+        ``coarse_flow`` is what :meth:`estimate_coarse_flow_if_any` returned.
+        """
         network: Any = self.network
         updates: dict[str, Any] = {} if self.updates is None else {"updates": self.updates}
         if self._limits is None:
             predictions = network.predictions(frame1, frame2, **updates)
             loss = sequence_loss(predictions, flow, valid, gamma=self._gamma)
             last = predictions[-1]
-        elif callable(getattr(network, "compute_padding_coarse_fields_and_weights", None)):
+        elif self._returns_fields:
+            if coarse_flow is not None:
+                updates.update(initial_flow=coarse_flow, stride=self._coarse_stride)
             padding, coarse = network.compute_padding_coarse_fields_and_weights(frame1, frame2, **updates)
             return mixture_loss_and_error_before_upsampling(
                 coarse, padding, flow, valid, gamma=self._gamma, limits=self._limits
@@ -234,6 +271,7 @@ class TrainingStepper:
     ) -> None:
         """Make step ``step_number``, counted over the runs that this one continues from, on this process's pairs."""
         self._uncompiled.updates = self.training.get_or_draw_update_count(step_number)
+        self._uncompiled.coarse_divisor = self.training.get_coarse_divisor(step_number)
         valid = loss_mask(batch, max_flow=self.training.max_flow, include_occluded=include_occluded)
         frame1, frame2 = batch.frame1, batch.frame2
         if self.training.channels_last:
@@ -268,16 +306,18 @@ class TrainingStepper:
         if self._recorded is None:
             self.optimizer.zero_grad(set_to_none=True)  # frees their memory before that of the graphs is taken
             self._recorded = _StepGraphs(self._run_forward_and_backward, self._parameters, inputs)
-        return self._recorded(self._uncompiled.updates, inputs)
+        return self._recorded((self._uncompiled.updates, self._uncompiled.coarse_divisor), inputs)
 
     def _run_forward_and_backward(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, valid: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         dtype = _DTYPES.get(self.training.precision)
         autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+        with autocast:  # of its own: it keeps rounded weights, and those made here have no gradients
+            coarse_flow = self._uncompiled.estimate_coarse_flow_if_any(frame1, frame2)
         with self._announce_compilation_time_once():
             with autocast:
-                loss, error = self._objective(frame1, frame2, flow, valid)
+                loss, error = self._objective(frame1, frame2, flow, valid, coarse_flow)
             loss = loss.float() * weight
             (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), error.float().detach() * weight
@@ -354,8 +394,8 @@ class _RecordedStep(NamedTuple):
 class _StepGraphs:
     """CUDA graphs of a step on batches of one shape: a call costs the host one launch.
 
-    Each number of updates has a graph. All of them share their inputs and their memory: one runs at a time, and its
-    results are used or copied before the next one starts.
+    Each number of updates and each size of coarse frames has a graph. All of them share their inputs and their memory:
+    one runs at a time, and its results are used or copied before the next one starts.
     """
 
     def __init__(
@@ -367,18 +407,20 @@ class _StepGraphs:
         self._work, self._parameters = compute_step, list(parameters)
         self._inputs = [torch.empty_like(tensor) for tensor in inputs]
         self._memory = torch.cuda.graph_pool_handle()
-        self._recordings: dict[int | None, _RecordedStep] = {}
+        self._recordings: dict[tuple[int | None, int | None], _RecordedStep] = {}
 
-    def __call__(self, updates: int | None, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Run the step with that number of updates and set the parameters' gradients; return loss and error."""
+    def __call__(
+        self, updates_and_divisor: tuple[int | None, int | None], inputs: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Run the step with these numbers of the objective and set the parameters' gradients; return loss and error."""
         for own, value in zip(self._inputs, inputs, strict=True):
             if own.shape != value.shape:
                 shapes = tuple(own.shape), tuple(value.shape)
                 raise InputError(f"graph: expected batches of one shape, got {shapes[1]} after {shapes[0]}")
         torch._foreach_copy_(self._inputs, list(inputs), non_blocking=True)
-        recording = self._recordings.get(updates)
+        recording = self._recordings.get(updates_and_divisor)
         if recording is None:
-            recording = self._recordings[updates] = self._clear_gradients_and_record_step()
+            recording = self._recordings[updates_and_divisor] = self._clear_gradients_and_record_step()
         for parameter, gradient in zip(self._parameters, recording.gradients, strict=True):
             parameter.grad = gradient
         recording.graph.replay()
