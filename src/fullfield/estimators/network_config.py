@@ -36,7 +36,7 @@ class NetworkSettings(Config):
     )
     updates: int | None = create_field(
         None,
-        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s and -m",
+        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s, 4 to 8 for -m",
     )
     cascade: bool | None = create_field(
         None,

@@ -96,9 +96,9 @@ class SEARAFTConfig(NetworkArchitecture):
     def fullfield_m(cls, **changes: Any) -> SEARAFTConfig:
         """Return the larger network in the package, 8.9 million parameters, with ``changes`` to its fields.
 
-        It has the layers of :meth:`small`, and takes 4 to 12 updates and the loss's limit as :meth:`fullfield_s` does.
+        It has the layers of :meth:`small`, takes 4 to 8 updates, and has the loss's limit of :meth:`fullfield_s`.
         """
-        shape = cls(name="fullfield-m", backbone="resnet18", max_updates=12, loss_log_scale_max=1.5)
+        shape = cls(name="fullfield-m", backbone="resnet18", max_updates=8, loss_log_scale_max=1.5)
         return shape.replace(**changes)
 
     @classmethod
