@@ -1,4 +1,4 @@
-"""Everything CI checks: lint, spelling, format, types, kernels for this CPU, the site with its examples, tests.
+"""Everything CI checks: lint, spelling, format, types, kernels for this CPU, tests; and the site with its examples.
 
 python scripts/check/run.py                  all steps; the site and the tests only if the others pass
 python scripts/check/run.py tests -k tvl1    one step; what follows is passed on to it
