@@ -773,7 +773,7 @@ def test_stepper_starts_every_second_pair_from_coarse_flow(scenes: Scenes) -> No
     stepper.train_on_batch(batch, 0, learning_rate=1e-3)
     assert all((value != before[name]).any() for name, value in model.named_parameters() if value.requires_grad)
     refuses(
-        "coarse_starts: expected 0 for a network other than SEA-RAFT",
+        "coarse_starts: expected 0 without SEA-RAFT and the mixture loss",
         TrainingStepper,
         network(),
         TRAINING.replace(coarse_starts=2),

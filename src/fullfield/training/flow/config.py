@@ -14,7 +14,7 @@ SCHEDULES = ("one-cycle", "stable")
 PRECISIONS = ("float32", "bfloat16", "float16")
 COMPILED = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 _HIGHEST_RATE = 1e30  # PyTorch's optimizers overflow on larger ones
-COARSE_UPDATES = 4
+COARSE_UPDATES = 4  # of the flow that starts others, see FlowTraining.coarse_starts
 _START = 0.04  # share of the learning rate that the first step has
 
 

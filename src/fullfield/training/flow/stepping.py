@@ -107,9 +107,8 @@ class TrainingObjective(nn.Module):
         self.coarse_divisor = training.get_coarse_divisor(0)
         self._coarse_stride = training.coarse_starts
         if self.coarse_divisor is not None:
-            _check.require(
-                mixture and self._returns_fields, "coarse_starts", "0 for a network other than SEA-RAFT", named
-            )
+            can_start = mixture and self._returns_fields
+            _check.require(can_start, "coarse_starts", "0 without SEA-RAFT and the mixture loss", named)
         self._gamma = training.gamma
         self._limits: tuple[float, float] | None = None
         if mixture:
