@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import mean, pstdev
 from typing import Any
 
 from benchmarks.markdown import table_text
@@ -15,6 +16,7 @@ MARK_CALLS = "<!-- public calls: begin -->\n"
 MARK_SHORT = "<!-- compared: begin -->\n"
 MARK_LIKE = "<!-- networks in equal precision: begin -->\n"
 MARK_SWEEPS = "<!-- table 10 of Briedis et al.: begin -->\n"
+MARK_GPUS = "<!-- table 10 of Briedis et al., other GPUs: begin -->\n"
 MARK_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 TITLES = {"raft": "RAFT", "sea-raft-m": "SEA-RAFT (M)"}
 SINGLE, HALF = "float32", "half precision"
@@ -461,6 +463,43 @@ def sweeps_table() -> str:
     return f"{table_text(rows)}\n" + "\n".join(notes) + "\n"
 
 
+def gpus_table() -> str:
+    """Return the times of table 10 on the paper's other GPUs, and those measured here over the recorded scenes."""
+    forms, kernels = ("default", "on_demand", "ours"), ("cuda", KERNEL)
+    lines = published.rows("10, other GPUs")
+    gpus = list(dict.fromkeys(line["gpu"] for line in lines))
+    widths = list(dict.fromkeys(line["value"] for line in lines))
+    measured = {
+        (width, name): [each for scene in (EASY, FAST) if (each := find_swept_case("width", width, name, scene))]
+        for width in widths
+        for name in kernels
+    }
+    everything = [each for cell in measured.values() for each in cell]
+    usual = find_usual_gpu_name([*everything])
+    heads = [f"{gpu}, published" for gpu in gpus]
+    rows = [["feature map, ms", *heads, f"fullfield, {usual}", f"{KERNEL}, {usual}"]]
+    for width in widths:
+        of_width = {line["gpu"]: line for line in lines if line["value"] == width}
+        cells = [" / ".join(format_published_time(of_width[gpu][form]) for form in forms) for gpu in gpus]
+        for name in kernels:
+            times = [1e3 * row["eager"]["median_s"] for row, _ in measured[width, name]]
+            marks = {name_gpu_if_unusual(results, usual) for _, results in measured[width, name]}
+            digits = 2 if mean(times) < 10 else 1
+            cells.append(f"{mean(times):.{digits}f} ± {pstdev(times):.{digits}f}{''.join(sorted(marks))}")
+        rows.append([f"{width} wide", *cells])
+    return (
+        f"{table_text(rows)}\nPublished: {published.source()}, table 10: RAFT's volume / alt_cuda_corr / the paper's "
+        "kernel in bfloat16, mean and\ndeviation over the pairs of Sintel. Memory is the GH200's to 1 MB. Here: eager "
+        f"calls, bfloat16, mean and deviation over {len(measured[widths[0], 'cuda'])} recorded scenes, calm\n"
+        f"and fast. Ours was not run on those GPUs. {environments([run for _, run in everything])}.\n"
+    )
+
+
+def format_published_time(cell: dict[str, int] | str) -> str:
+    """Return milliseconds with their deviation of a published cell."""
+    return cell if isinstance(cell, str) else f"{cell['runtime_ms']} ± {cell['std_ms']}"
+
+
 # ---- README
 
 
@@ -547,6 +586,6 @@ PAGES = {
     "README.md": ((MARK_SHORT, short_table),),
     "docs/measured.md": ((MARK_LIKE, networks_table),),
     "benchmarks/notes/more_tables.md": ((MARK_CALLS, public_calls), (MARK_CORRELATION, lookup_table)),
-    "benchmarks/notes/lookup_paper.md": ((MARK_SWEEPS, sweeps_table),),
+    "benchmarks/notes/lookup_paper.md": ((MARK_SWEEPS, sweeps_table), (MARK_GPUS, gpus_table)),
 }
 """Page, then the mark and the words of each part, as in ``tables.py``."""

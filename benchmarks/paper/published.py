@@ -29,7 +29,7 @@ def rows(table: str) -> list[Row]:
     ``epe``, ``lm_px1``, ``lm_epe``; for each variant of the correlation ``"OOM"`` or ``runtime_s``, ``std_s``,
     ``memory_gib`` and the percentages printed beside them. Table 4: ``step`` and its share in percent at two
     widths, the total in milliseconds. Table 10: ``variable``, ``value`` and, for each variant, ``runtime_ms``,
-    ``std_ms``, ``memory_mb``.
+    ``std_ms``, ``memory_mb``; table "10, other GPUs" also has ``gpu``.
     """
     result: list[Row] = _content()["tables"][table]
     return result

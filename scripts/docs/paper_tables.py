@@ -1,8 +1,9 @@
-"""Tables 3, 4 and 8 of Briedis et al. with what was measured here, made of the stored results."""
+"""Tables and figures of the papers with what was measured here, made of the stored results."""
 
 from __future__ import annotations
 
 from statistics import mean, pstdev
+from typing import Any
 
 from benchmarks.cases.correlation.report import shares_by_step
 from benchmarks.like_for_like import (
@@ -16,11 +17,12 @@ from benchmarks.like_for_like import (
 )
 from benchmarks.markdown import table_text
 from benchmarks.paper import published
-from benchmarks.stored import describe_commit, stored_result
+from benchmarks.stored import describe_commit, describe_run, stored_result
 
 MARK_SHARES = "<!-- table 3 of Briedis et al.: begin -->\n"
 MARK_STEPS = "<!-- table 4 of Briedis et al.: begin -->\n"
 MARK_MEMORY = "<!-- table 8 of Briedis et al.: begin -->\n"
+MARK_ABLATIONS = "<!-- figures A to C of PointCNN++: begin -->\n"
 
 
 def shares_table() -> str:
@@ -126,11 +128,52 @@ def memory_table() -> str:
     )
 
 
+ABLATIONS = (
+    ("A, radius", "lowering", ("cuda", "pointelligence", "the supplement's listing", "im2col", "GEMM + reduction")),
+    ("B, radius", "order", ("listing sorted by k", "listing sorted by i", "listing sorted by j")),
+    ("C, 16 neighbours", "knn", ("cuda", "pointelligence", "the supplement's listing", "im2col", "GEMM + reduction")),
+)
+"""Figure, part of the benchmark and the first words of its rows."""
+
+
+def ablations_table() -> str:
+    """Return what the supplement's figures A to C compare, measured here."""
+    stored = stored_result("points_h200.json")
+    parts = [part for _, part, _ in ABLATIONS]
+    cases = {(case["part"], case["size"]): case for case in stored["cases"] if case["part"] in parts}
+    sizes = sorted({size for _, size in cases})
+
+    def cell(row: dict[str, Any]) -> str:
+        times = " / ".join(f"{1e3 * row[way]['median_s']:.3g}" for way in ("forward", "training"))
+        return f"{times} ms, {row['training_peak_bytes'] / 1e6:.0f} MB"
+
+    rows = [["figure", "forward / with gradients, memory", *(f"{size / 1e6:g} million points" for size in sizes)]]
+    for figure, part, begins in ABLATIONS:
+        for begin in begins:
+            measured = [find_row_by_prefix(cases[part, size], begin) for size in sizes]
+            name = "fullfield" if begin == "cuda" else measured[0]["name"]
+            rows.append([figure, name, *map(cell, measured)])
+    ratios = [
+        find_row_by_prefix(cases[part, size], "the supplement's listing")["training"]["median_s"]
+        / find_row_by_prefix(cases[part, size], "im2col")["training"]["median_s"]
+        for part in ("lowering", "knn")
+        for size in sizes
+    ]
+    return (
+        f"{table_text(rows)}\nThe figures are plots without numbers. By the supplement, PointCNN++'s kernel takes less "
+        "time and memory than both lowerings\n(A), also with nearest neighbours (C), and sorting by k takes the least "
+        "time (B). Here: 64→64 channels, bfloat16; pointelligence v1.5.0 is\nthe authors' code, the others are "
+        f"reimplemented. With gradients the listing takes {min(ratios):.2g} to {max(ratios):.2g} times as long as "
+        f"im2col + GEMM.\n{describe_run(stored, 'points --parts lowering order knn')}"
+    )
+
+
 PAGES = {
     "benchmarks/notes/lookup_paper.md": (
         (MARK_STEPS, steps_table),
         (MARK_SHARES, shares_table),
         (MARK_MEMORY, memory_table),
-    )
+    ),
+    "benchmarks/notes/points_layers.md": ((MARK_ABLATIONS, ablations_table),),
 }
 """Page, then the mark and the words of each part, as in ``tables.py``."""
