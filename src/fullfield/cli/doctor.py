@@ -44,7 +44,10 @@ _EXTRAS = {
     "cuda12": (("nvidia-cuda-nvrtc-cu12",), "the compiler of our GPU kernels, if PyTorch for CUDA 12 has none"),
     "cuda13": (("nvidia-cuda-nvrtc",), "the compiler of our GPU kernels, if PyTorch for CUDA 13 has none"),
     "docs": (("sphinx", "furo", "myst_parser", "sphinx_gallery", "sphinx_copybutton"), "the documentation site"),
-    "dev": (("pytest", "hypothesis", "mypy", "ruff"), "tests and checks of fullfield itself"),
+    "dev": (
+        ("pytest", "pytest_timeout", "xdist", "hypothesis", "mypy", "ruff", "codespell_lib", "openjd"),
+        "tests and checks of fullfield itself",
+    ),
 }
 """Extras of the package: their modules (for CUDA distributions), and what needs them."""
 _OPERATORS = ("correlation", "spatial_correlation", "matching", "neighbors", "point_conv", "tvl1", "refinement")

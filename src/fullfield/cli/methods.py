@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from fullfield.estimators.flow import Flow
 
-REFINE_HELP = "refine with TV-L1, in both directions"
+REFINE_HELP = "refine with TV-L1 (estimates both directions)"
 DEVICE_HELP = "auto (the first GPU with kernels, else the CPU), cpu, cuda, cuda:1, ..."
 
 

@@ -77,7 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("-o", "--output", metavar="FILE", help=f"write SRC, moved: {' '.join(POINT_WRITE_SUFFIXES)}")
     output.add_argument("--pose", metavar="FILE", help="write the pose as text, as --init and --apply read it")
-    output.add_argument("--merge", metavar="FILE", help="write one cloud of all, in the frame of DST or of the first")
+    output.add_argument(
+        "--merge", metavar="FILE", help="write the placed clouds as one, in the frame of DST or of their first"
+    )
     output.add_argument(
         "--viz", metavar="FILE", help="write a picture of both clouds before and after, coloured by error"
     )

@@ -57,7 +57,7 @@ class FlowTraining(Config):
     freeze_norms: bool = create_field(False, "keep the statistics of batch norms")
     coarse_starts: int = create_field(
         0,
-        "every N-th pair starts from the flow at half or a quarter of its size, as in a cascade; 0: none",
+        "every N-th pair of a batch starts from the flow at half or a quarter of its size; 0: none",
         metavar="N",
     )
     """That flow is the network's own, after :data:`COARSE_UPDATES` updates."""
