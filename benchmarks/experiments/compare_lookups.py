@@ -3,7 +3,7 @@
 python -m benchmarks.experiments.compare_lookups      writes benchmarks/results/raft_lookup_errors_cpu.json
 
 Official weights trained on Sintel, 32 updates, float32, the shared pairs of Sintel. Briedis et al. (CVPR 2026,
-section 4) compare the errors of their kernel, which rounds features to bfloat16, and of RAFT's code in this way.
+section 5) compare the errors of their kernel, which rounds features to bfloat16, and of RAFT's code in this way.
 """
 
 from __future__ import annotations
