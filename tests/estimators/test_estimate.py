@@ -428,3 +428,9 @@ def test_estimate_refuses_initial_flow_of_other_size() -> None:
 
     with pytest.raises(InputError, match=r"^the flow of tvl1: expected shape \[1, 2, 24, 32\], got .*24, 16"):
         estimate(torch.zeros(3, 24, 32), torch.zeros(3, 24, 32), Half())
+
+
+@pytest.mark.parametrize("mask", [np.ones((8, 8)), torch.ones(8, 8)])
+def test_a_mask_that_is_no_name_is_refused(mask: Any) -> None:
+    with pytest.raises(InputError, match="mask: expected the name of a file or channel"):
+        estimate("first.exr", "second.exr", mask=mask)

@@ -372,6 +372,8 @@ def estimate_tensors(
 
 def _select_non_default_reading_options(**options: Any) -> dict[str, Any]:
     """Return the options of reading that differ from the defaults, which arrays and tensors refuse."""
+    mask = options["mask"]
+    _check.require(mask is None or isinstance(mask, str), "mask", "the name of a file or channel", mask)
     return {name: value for name, value in options.items() if value != _READING_DEFAULTS[name]}
 
 
