@@ -30,6 +30,14 @@ def test_convert_reports_rounding(cli: Any, made: Scene, out: str, options: tupl
     assert ran.err.startswith(f"fullfield: note: {out}: vectors are rounded by")
 
 
+def test_convert_measures_rounding_of_backward_layer(cli: Any, made: Scene) -> None:
+    write_flow("both.exr", torch.zeros_like(made.flow), backward=made.flow)
+    loss = cli("convert", "both.exr", "out.exr", "--half", "--json").json["loss"]
+    worst = float((read_flow("out.exr", layer="backward").flow - made.flow).norm(dim=0).max())
+    assert loss["largest_px"] == pytest.approx(worst, rel=1e-4)
+    assert worst > 0
+
+
 def test_convert_keeps_unknown_vectors(cli: Any, made: Scene) -> None:
     valid = made.flow[0] > 0
     write_flow("holes.png", made.flow, valid)

@@ -253,6 +253,7 @@ def test_register_las_outputs_have_coordinate_system_of_frame(cli: Any, scans: P
     ran = cli("register", "a.las", "b.las", "--voxel", "0.09", *outputs, "--json")
     note = "fullfield: note: the coordinate systems differ: a.las in site, b.las in town; they are not converted"
     assert [line for line in ran.err.splitlines() if "differ" in line] == [note]
+    assert cli("register", "a.las", "b.las", "--voxel", "0.09", *outputs, "--quiet").err == ""
     assert read_coordinate_system_or_none(scans / "moved.las").name == "town"
     (scans / "pair.json").write_text(ran.out)
     assert cli("register", "--apply", "pair.json", "a.las", "-o", "again.las").err.splitlines() == [note]

@@ -687,6 +687,14 @@ def test_video_writer_refuses_dnxhr_outside_mov(tmp_path: Path) -> None:
         refuses(f"codec: expected {expected} for", VideoWriter, tmp_path / name, 256, 128, 24.0, "dnxhr")
 
 
+def test_video_writer_refuses_small_dnxhr(tmp_path: Path) -> None:
+    for width, height in ((254, 128), (256, 118)):
+        refuses("codec: expected 256x120 or more", VideoWriter, tmp_path / "a.mov", width, height, 24.0, "dnxhr")
+    assert list(tmp_path.iterdir()) == []
+    with VideoWriter(tmp_path / "a.mov", 256, 120, 24.0, "dnxhr") as writer:
+        writer.write(torch.zeros(3, 120, 256, dtype=torch.uint8), 0.0)
+
+
 def test_video_writer_writes_10_bit_dnxhr(tmp_path: Path) -> None:
     av = pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     from fullfield.io import VideoWriter

@@ -115,6 +115,8 @@ def _convert_print_losses_and_summarize(
     args: argparse.Namespace, input_path: str, output_path: str, write_arguments: dict[str, Any]
 ) -> dict[str, Any]:
     """Convert one file, compare what was written with what was read, and return the facts about it."""
+    import torch
+
     from fullfield.io.flow import read_flow_window
 
     choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **get_vector_encoding_arguments(args)}
@@ -136,7 +138,11 @@ def _convert_print_losses_and_summarize(
             loss = _ConversionLoss(0.0, 0.0, unknown)
         else:
             io.write_flow(output_path, flow, valid, backward=backward, window=window, **write_arguments)
-            loss = _measure_conversion_loss(flow, valid, *io.read_flow(output_path, **window_choice))
+            directions = [(flow, valid, *io.read_flow(output_path, **window_choice))]
+            if backward is not None:
+                written = io.read_flow(output_path, layer="backward", **window_choice)
+                directions.append((backward, backward.isfinite().all(0), *written))
+            loss = _measure_conversion_loss(*(torch.cat(tensors, -1) for tensors in zip(*directions, strict=True)))
     for line in loss.describe_losses(st_map=args.st_map):
         report.print_note(f"{output_path}: {line}")
     return {

@@ -32,7 +32,10 @@ _SAMPLED_FRAMES = 20  # frames whose longest vector ends the colour scale of a s
 def add_max_motion_option(group: Any) -> None:
     """Add ``--max-motion``, the end of the colour scale."""
     group.add_argument(
-        "--max-motion", type=parse_positive_number, metavar="PX", help="end of the colour scale [the longest]"
+        "--max-motion",
+        type=parse_positive_number,
+        metavar="PX",
+        help="end of the colour scale [the longest, of a shot in at most 39 frames; live: follows the motion]",
     )
 
 

@@ -1,7 +1,7 @@
 """Entry point: parse the command line, run one verb and turn the user's mistakes into one line and an exit code.
 
-Exit codes: 0 success, 1 an error exceeded its limit, 2 usage or environment error, 3 ``register`` accepted no pose,
-130 interrupted, 141 the reader of stdout closed it.
+Exit codes: 0 success, 1 an error exceeded its limit, 2 usage or environment error, 3 ``register`` accepted no pose or
+left out a cloud or pair, 130 interrupted, 141 the reader of stdout closed it.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def run_command(args: argparse.Namespace) -> int:
                 raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
         if args.output is not None:
             check_lossless(args.output, clouds[0])
-        _print_note_if_coordinate_systems_differ(args.clouds, [cloud.coordinate_system for cloud in clouds])
+        _print_note_if_coordinate_systems_differ(args, args.clouds, [cloud.coordinate_system for cloud in clouds])
         watch.add_lap("load")
         if len(clouds) > 2:
             group = register_group(clouds, settings, progress.start_span_and_build_callback(0.1, 0.9))
@@ -143,9 +143,8 @@ def run_command(args: argparse.Namespace) -> int:
         if result.success and args.pose is not None:
             _write_pose(args.pose, result.transform)
         if result.success and args.merge is not None:
-            _write_merged_cloud_and_note_dropped_fields(
-                args.merge, [transform_cloud(clouds[0], result.transform), clouds[1]], system
-            )
+            merged = [transform_cloud(clouds[0], result.transform), clouds[1]]
+            _write_merged_cloud_and_note_dropped_fields(args, merged, system)
         pose = result.transform if result.success else result.candidate
         drawn = False
         if args.viz is not None and pose is not None:
@@ -217,7 +216,7 @@ def _apply_pose_write_cloud_and_report(args: argparse.Namespace) -> int:
     if frame is not None and Path(frame).is_file():
         transformed = replace(transformed, coordinate_system=read_coordinate_system_or_none(frame))
         _print_note_if_coordinate_systems_differ(
-            (args.clouds[0], frame), (cloud.coordinate_system, transformed.coordinate_system)
+            args, (args.clouds[0], frame), (cloud.coordinate_system, transformed.coordinate_system)
         )
     io.write_point_cloud(args.output, transformed)
     values = {"source": args.clouds[0], "output": args.output, "points": len(cloud), "transform": pose.tolist()}
@@ -302,21 +301,23 @@ def _write_pose(path: str, pose: NDArray[np.float64]) -> None:
 
 
 def _write_merged_cloud_and_note_dropped_fields(
-    path: str, clouds: list[io.PointCloud], system: CoordinateSystem | None
+    args: argparse.Namespace, clouds: list[io.PointCloud], system: CoordinateSystem | None
 ) -> None:
     """Write one cloud of all in the coordinate system of their frame, and name what only some of them have."""
     from fullfield.io.pointcloud import merge_clouds_and_list_dropped_fields
 
     merged, dropped = merge_clouds_and_list_dropped_fields(clouds)
-    if dropped:
-        report.print_note(f"{path}: without {', '.join(dropped)}, which only some of the clouds have")
-    io.write_point_cloud(path, replace(merged, coordinate_system=system))
+    if dropped and not args.quiet:
+        report.print_note(f"{args.merge}: without {', '.join(dropped)}, which only some of the clouds have")
+    io.write_point_cloud(args.merge, replace(merged, coordinate_system=system))
 
 
-def _print_note_if_coordinate_systems_differ(paths: Sequence[str], systems: Sequence[CoordinateSystem | None]) -> None:
+def _print_note_if_coordinate_systems_differ(
+    args: argparse.Namespace, paths: Sequence[str], systems: Sequence[CoordinateSystem | None]
+) -> None:
     """Print a note where clouds name different coordinate systems: their units or axes may differ."""
     names = {path: system.name for path, system in zip(paths, systems, strict=True) if system is not None}
-    if len(set(names.values())) > 1:
+    if not args.quiet and len(set(names.values())) > 1:
         listed = ", ".join(f"{path} in {join_to_one_line(name, 60)}" for path, name in names.items())
         report.print_note(f"the coordinate systems differ: {listed}; they are not converted")
 
@@ -332,9 +333,8 @@ def _write_merged_print_poses_and_return_code(
     is_merged = args.merge is not None and len(posed) > 1
     if is_merged:
         system = clouds[group.frame].coordinate_system
-        _write_merged_cloud_and_note_dropped_fields(
-            args.merge, [transform_cloud(cloud, pose) for cloud, pose in posed], system
-        )
+        transformed = [transform_cloud(cloud, pose) for cloud, pose in posed]
+        _write_merged_cloud_and_note_dropped_fields(args, transformed, system)
     stopwatch.add_lap("write")
     frame = args.clouds[group.frame]
     lines = list[str]()

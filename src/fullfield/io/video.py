@@ -442,6 +442,8 @@ class VideoWriter:
         self, path: PathLike, width: int, height: int, frame_rate: float, codec: str = "h264", pixel_aspect: float = 1.0
     ) -> None:
         check_codec_matches_suffix(path, codec)
+        if codec == "dnxhr" and (width < 256 or height < 120):
+            raise InputError(f"codec: expected 256x120 or more for dnxhr, got {width}x{height}; choose prores")
         encoders, pixel_format, options = _ENCODINGS[codec]
         av = importlib.import_module("av")
         self._av, self._size, self._last = av, (height, width), -1
