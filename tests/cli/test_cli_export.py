@@ -71,7 +71,7 @@ def test_export_passes_options_to_exporter(cli: Any, monkeypatch: pytest.MonkeyP
     assert calls.pop()[0] == "fullfield-m"
     more = ("--weights", "random", "--dynamic", "--lookup", "dense", "--updates", "0", "--batch", "3")
     ran = cli("export", "-o", "a.onnx", "--method", "sea-raft", "--size", "128x136", *more)
-    assert ran.out == "a.onnx: sea-raft-m, weights random, any size, 0 updates, 0.0 MB\n"
+    assert ran.out == "a.onnx: sea-raft-m, weights random, multiples of 8 from 128x128, 0 updates, 0.0 MB\n"
     name, _, size, options = calls.pop()
     assert (name, size) == ("sea-raft-m", (136, 128))
     assert options == {"lookup": "dense", "batch": 3, "updates": 0, "dynamic": True}

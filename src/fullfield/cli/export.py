@@ -81,7 +81,7 @@ def run_command(args: argparse.Namespace) -> int:
         "bytes": written,
         "seconds": watch.get_stage_seconds(),
     }
-    sizes = "any size" if args.dynamic else f"{width}x{height}"
+    sizes = "multiples of 8 from 128x128" if args.dynamic else f"{width}x{height}"
     summary = f"{args.method}, weights {weights}, {sizes}, {updates} updates, {written / 1e6:.1f} MB"
     report.print_report(args, properties, f"{report.escape_control_characters(args.output)}: {summary}")
     return 0
