@@ -233,7 +233,9 @@ def estimate(
         precision=precision,
         backend=backend,
     )
-    reading = _select_non_default_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
+    reading = _check_mask_and_select_non_default_reading_options(
+        part=part, layer=layer, alpha=alpha, window=window, mask=mask
+    )
     with limit_torch_threads(threads):
         # Choose the device, read the frames onto it and check that they fit together; read where the flow starts.
         target = _choose_device_and_check_process(device, (frame1, frame2))
@@ -326,7 +328,9 @@ def estimate_batch(
     )
     listed = [frames for frames in (frames1, frames2) if isinstance(frames, (list, tuple))]
     tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
-    reading = _select_non_default_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
+    reading = _check_mask_and_select_non_default_reading_options(
+        part=part, layer=layer, alpha=alpha, window=window, mask=mask
+    )
     with limit_torch_threads(threads):
         target = _choose_device_and_check_process(device, (*tensors, *(frame for frames in listed for frame in frames)))
         names = ("frames1", "frames2")
@@ -370,8 +374,8 @@ def estimate_tensors(
     return _estimate_flows_and_check_values(estimator, pairs, start, refine, reliability, progress)[0]
 
 
-def _select_non_default_reading_options(**options: Any) -> dict[str, Any]:
-    """Return the options of reading that differ from the defaults, which arrays and tensors refuse."""
+def _check_mask_and_select_non_default_reading_options(**options: Any) -> dict[str, Any]:
+    """Check the mask's type; return the options that differ from the defaults, which arrays and tensors refuse."""
     mask = options["mask"]
     _check.require(mask is None or isinstance(mask, str), "mask", "the name of a file or channel", mask)
     return {name: value for name, value in options.items() if value != _READING_DEFAULTS[name]}

@@ -141,8 +141,8 @@ class TrainingObjective(nn.Module):
         """Estimate the flow that starts every N-th pair, at the reduced size, without gradients or new statistics."""
         if self.coarse_divisor is None:
             return None
-        size = tuple(side // self.coarse_divisor for side in frame1.shape[-2:])
-        frames = (resample_frame(frame[:: self._coarse_stride], (size[0], size[1])) for frame in (frame1, frame2))
+        height, width = (side // self.coarse_divisor for side in frame1.shape[-2:])
+        frames = (resample_frame(frame[:: self._coarse_stride], (height, width)) for frame in (frame1, frame2))
         trained = [module for module in self.network.modules() if module.training]
         self.network.eval()
         try:
