@@ -54,7 +54,7 @@ NAMES = {
     "module, compiled": "our module through `torch.compile`",
     "compiled, half": "our module through `torch.compile`",
 }
-SIZES = ([55, 128], [56, 128], [112, 256], [224, 512], [448, 1024], [896, 2048])
+SIZES = ([56, 128], [112, 256], [224, 512], [448, 1024], [896, 2048])
 EASY, FAST = "flow_easy_512x224", "flow_medium_512x224"
 
 
@@ -262,7 +262,7 @@ def load_lookup_cases() -> list[Measured]:
     """Return (case, results) of the lookup's benchmark; the first that has a contender counts."""
     ours = ("like_lookups", "like_lookups_float32", "like_lookups_1024", "like_alt_1024", "like_blocks")
     names = (*ours, "like_lookups_small", "like_localcorr", "like_localcorr_half")
-    older = ("ptlflow", "sizes", "alt", "highest")
+    older = ("sizes", "alt")
     sweeps = ("like_updates.json", "like_channels.json")
     return load_cases(
         *(f"{name}.json" for name in names), *(f"correlation_h200_{name}.json" for name in older), *sweeps
@@ -351,11 +351,11 @@ def lookup_table() -> str:
             next((row for name in names if (row := lookup_row(size, name, scene, dtype))), None)
             for _, names, scene, dtype in columns
         ]
-        for size in SIZES[1:]  # the first is of ptlflow's run alone
+        for size in SIZES
     }
     used = [each[1] for line in measured.values() for each in line if each]
     usual = find_usual_gpu_name([each for line in measured.values() for each in line])
-    for size in SIZES[1:]:
+    for size in SIZES:
         cells = [
             "" if each is None else format_time_and_memory(each[0]) + name_gpu_if_unusual(each[1], usual)
             for each in measured[size[1]]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.like_for_like import environments
+from benchmarks.like_for_like import EASY, environments
 from benchmarks.markdown import table_text
 from benchmarks.stored import RESULTS, first_stored, stored_result
 
 MARK_LOOKUP_PEERS = "<!-- table of the lookup's peers: begin -->\n"
-MARK_LOOKUP_SIZES = "<!-- table of the lookup by size: begin -->\n"
 MARK_LOOKUP_FORMS = "<!-- table of the lookup's other forms: begin -->\n"
 MARK_LAYERS = "<!-- table of layers on points: begin -->\n"
 MARK_LISTING = "<!-- table of the listing in Triton: begin -->\n"
@@ -17,6 +16,7 @@ MARK_VOXELS = "<!-- table of layers on voxels: begin -->\n"
 MARK_NEIGHBORS = "<!-- table of neighbour search: begin -->\n"
 MARK_PORT = "<!-- voxels beside the port of spconv: begin -->\n"
 MARK_LAYER_FORMATS = "<!-- table of formats on points: begin -->\n"
+SINGLE_LOOKUPS = "like_lookups_float32.json"
 
 
 def _cases(name: str) -> list[dict[str, Any]]:
@@ -41,56 +41,52 @@ def _milliseconds(row: dict[str, Any], way: str) -> str:
 def lookup_peers() -> str:
     """Return milliseconds of a pair's lookups and of fused-local-corr's and ptlflow's, by precision."""
     rows = [["", "`cuda`, bfloat16", "`cuda`, float32", "peer, float32"]]
-    single = _cases("correlation_h200_highest.json")
-    for name, peer, called, ways in (
-        ("fused", "fused-local-corr", "fused-local-corr", ("eager",)),
-        ("ptlflow", "ptlflow volume", "ptlflow 0.4.2 `CorrBlock`", ("graph", "eager")),
-        ("ptlflow_train", "ptlflow volume", "ptlflow 0.4.2 `CorrBlock`", ("graph",)),
-    ):
-        for case in _cases(f"correlation_h200_{name}.json"):
+    files = ("correlation_h200_fused.json", "like_lookups.json", "correlation_h200_train.json")
+    peers = (
+        ("fused-local-corr", "fused-local-corr", ("eager",)),
+        ("ptlflow volume", "ptlflow 0.4.2 `CorrBlock`", ("graph", "eager")),
+        ("RAFT's volume", "RAFT's volume", ("graph",)),
+    )
+    singles = _cases(SINGLE_LOOKUPS)
+    for name, (peer, called, ways) in zip(files, peers, strict=True):
+        for case in _cases(name):
+            if case["scene"] != EASY or not any(row["name"] == peer and row["status"] == "ok" for row in case["rows"]):
+                continue
             height, width = case["size"]
             batch = f"{case['batch']} × " if case["batch"] > 1 else ""
             both = " and backward" if case["pass"] == "forward+backward" else ""
-            size = [case["batch"], *case["size"], case["updates"], case["pass"]]
-            exact = [c for c in (case, *single) if c["dtype"] == "float32"]
-            exact = [c for c in exact if [c["batch"], *c["size"], c["updates"], c["pass"]] == size]
+            same = ("batch", "size", "updates", "pass")
+            single = next((each for each in singles if all(each[key] == case[key] for key in same)), None)
             for way in ways:
                 title = f"{called}, {batch}{width}×{height}, {case['updates']} lookups{both}"
                 how = "eager" if way == "eager" else "graph replay"
-                half = _milliseconds(_row(case, "cuda"), way) if case["dtype"] == "bfloat16" else ""
-                ours = _milliseconds(_row(exact[0], "cuda"), way) if exact else ""
-                rows.append([f"{title}, {how}", half, ours, _milliseconds(_row(case, peer), way)])
-    names = ("fused", "ptlflow", "ptlflow_train", "highest")
-    return _with_conditions(rows, *(f"correlation_h200_{name}.json" for name in names))
-
-
-def lookup_sizes() -> str:
-    """Milliseconds of 32 lookups by feature map, on a calm and on a fast scene."""
-    result: dict[tuple[int, int], dict[str, str]] = {}
-    for case in _cases("correlation_h200_sizes.json"):
-        height, width = case["size"]
-        result.setdefault((width, height), {})[case["scene"]] = _milliseconds(_row(case, "cuda"), "graph")
-    heads = [f"{width}×{height}" for width, height in result]
-    cells = [" / ".join(scenes[f"flow_{kind}_512x224"] for kind in ("easy", "medium")) for scenes in result.values()]
-    return _with_conditions([["feature map", *heads], ["forward", *cells]], "correlation_h200_sizes.json")
+                ours = _milliseconds(_row(single, "cuda"), way) if single else ""
+                half, theirs = (_milliseconds(_row(case, each), way) for each in ("cuda", peer))
+                rows.append([f"{title}, {how}", half, ours, theirs])
+    return _with_conditions(rows, *files, SINGLE_LOOKUPS)
 
 
 def lookup_forms() -> str:
     """Milliseconds of a pair's lookups with other positions, formats and passes."""
     rows = [["", "graph replay", "eager"]]
-    names = ("random", "formats", "highest", "backward", "train")
-    for name in names:
-        for case in _cases(f"correlation_h200_{name}.json"):
+    files = (
+        "correlation_h200_random.json",
+        "like_localcorr_half.json",
+        SINGLE_LOOKUPS,
+        "correlation_h200_backward.json",
+        "correlation_h200_train.json",
+    )
+    for name in files:
+        for case in _cases(name):
             height, width = case["size"]
             batch = f"{case['batch']} × " if case["batch"] > 1 else ""
             scene = {"random": "uniformly random positions", "flow_medium_512x224": "fast scene"}
-            form = f"{case['dtype']} to {case['out_dtype']}"
-            words = [form, {"nchw": ""}.get(case["layout"], case["layout"]), scene.get(case["scene"], "calm scene")]
+            words = [f"{case['dtype']} to {case['out_dtype']}", scene.get(case["scene"], "calm scene")]
             words.append('products at "highest"' if case["dtype"] == "float32" else "")
             words.append("with backward" if case["pass"] == "forward+backward" else "")
             title = f"{batch}{width}×{height}, {case['updates']} lookups, {', '.join(filter(None, words))}"
             rows.append([title, *(_milliseconds(_row(case, "cuda"), way) for way in ("graph", "eager"))])
-    return _with_conditions(rows, *(f"correlation_h200_{name}.json" for name in names))
+    return _with_conditions(rows, *files)
 
 
 def _layer(row: dict[str, Any], kept: bool = True) -> str:
@@ -206,10 +202,7 @@ PAGES = {
     "benchmarks/notes/points_layers.md": ((MARK_PORT, voxels_port),),
     "src/fullfield/ops/neighbors/README.md": ((MARK_NEIGHBORS, neighbors),),
     "src/fullfield/ops/correlation/README.md": ((MARK_LOOKUP_PEERS, lookup_peers),),
-    "src/fullfield/ops/correlation/cuda/README.md": (
-        (MARK_LOOKUP_SIZES, lookup_sizes),
-        (MARK_LOOKUP_FORMS, lookup_forms),
-    ),
+    "src/fullfield/ops/correlation/cuda/README.md": ((MARK_LOOKUP_FORMS, lookup_forms),),
     "src/fullfield/ops/point_conv/README.md": (
         (MARK_LAYERS, layers),
         (MARK_LISTING, triton_listing),

@@ -22,11 +22,11 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module, on a copy of the stored results that may be added to: ``tables.RESULTS``."""
+    """The module, on a copy of the stored results without those of networks: ``tables.RESULTS``."""
     results = tmp_path / "results"
     shutil.copytree(ROOT / "benchmarks" / "results", results)
-    for path in results.glob("like_*.json"):
-        path.unlink()
+    for name in like_for_like.BOTH:
+        (results / name).unlink()
     for module in (like_for_like, stored):
         monkeypatch.setattr(module, "RESULTS", results)
     return like_for_like
