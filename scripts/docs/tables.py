@@ -118,21 +118,23 @@ def times_and_memory(case: dict[str, Any], told: str) -> list[str]:
     ]
 
 
-NETWORK_RUNS = ("models_h200.json", "models_h200_16k.json")
-NEWER_RUN = "like_sea_raft_8k.json"
-NEWER_FORMS = {"module": "exact", "fast": "fast", "ptlflow, dense": "ptlflow, dense"}
-"""Forms of ``NEWER_RUN`` that replace those of the older runs, with the older name."""
+NETWORK_RUNS = ("models_h200.json", "like_sea_raft_8k.json")
+"""Where both have a row, the later one's counts."""
 
 
 def network_cases() -> list[dict[str, Any]]:
     """Return whole networks on the GPU by network and size."""
-    result = [case for name in NETWORK_RUNS for case in stored_result(name)["cases"] if "diverged" not in case]
-    newer, _ = like_for_like.load_cases(NEWER_RUN)[0]
-    for case in result:
-        if (case["method"], case["size"], case["updates"]) == (newer["method"], newer["size"], newer["updates"]):
-            rows = {NEWER_FORMS[row["name"]]: row for row in newer["rows"] if row["name"] in NEWER_FORMS}
-            case["rows"] = [{**rows.get(row["name"], row), "name": row["name"]} for row in case["rows"]]
-    return sorted(result, key=lambda case: (case["method"], case["size"]))
+    result: dict[tuple[str, tuple[int, int]], dict[str, Any]] = {}
+    for case, _ in like_for_like.load_cases(*NETWORK_RUNS):
+        if "diverged" in case:
+            continue
+        key = case["method"], tuple(case["size"])
+        rows = {row["name"]: row for row in result.get(key, {"rows": []})["rows"]}
+        for row in case["rows"]:
+            name = "exact" if row["name"] == "module" else row["name"]
+            rows[name] = {**row, "name": name}
+        result[key] = {**case, "rows": list(rows.values())}
+    return [result[key] for key in sorted(result)]
 
 
 def models_table() -> str:
@@ -154,9 +156,9 @@ def models_table() -> str:
         "default. RAFT has its Sintel weights, SEA-RAFT random ones",
         f"({min(inside):.0%} to {max(inside):.0%} of the lookups inside the map, mean window {min(windows):.0f} to "
         f"{max(windows):.0f} cells); Sintel's frames, enlarged.",
-        "RAFT at 8192×3432 and 15360×6432 is not shown: its estimate had diverged.",
-        f"At 8192×3432 module and prepared form are of {describe_commit(stored_result(NEWER_RUN))}.",
-        f"{like_for_like.environments(runs)}; `python -m benchmarks models`.",
+        "RAFT at 8192×3432 is not shown: its estimate had diverged.",
+        f"At 8192×3432 module and prepared form are of {describe_commit(runs[1])}.",
+        f"{like_for_like.environments(runs[:1])}; `python -m benchmarks models`.",
     ]
     return "\n".join(lines) + "\n"
 
