@@ -12,7 +12,6 @@ from benchmarks.stored import RESULTS, describe_commit, describe_faults, stored_
 
 MARK_START = "<!-- errors of fullfield-s: begin -->\n"
 MARK_CARD = "<!-- errors by method: begin -->\n"
-MARK_LARGE = "<!-- errors in large frames: begin -->\n"
 MARK_OFFICIAL = "<!-- errors of the official weights: begin -->\n"
 MARK_REFINED = "<!-- errors of refined networks: begin -->\n"
 MARK_CONFIDENCE = "<!-- table of the confidence: begin -->\n"
@@ -213,21 +212,6 @@ def describing() -> str:
     )
 
 
-def large_frames() -> str:
-    """Long motion in large frames, with and without a cascade."""
-    rows = [["synthetic pairs", "mean motion", "no cascade", "cascade", "better, worse"]]
-    results = stored_result("fullfield_s_forms_h200.json")
-    for case in results["large frames"]["sets"]:
-        height, width = case["size"]
-        ways = [case["ways"][name] for name in ("no cascade", "cascade")]
-        cells = [f"{geometric_mean(way['pairs_px']):.3g} px, {100 * way['over_1px']:.1f} %" for way in ways]
-        ratios = [after / before for before, after in zip(*(way["pairs_px"] for way in ways), strict=True)]
-        moved = f"{sum(ratio < 0.95 for ratio in ratios)}, {sum(ratio > 1.05 for ratio in ratios)}"
-        motion = f"{mean(case['motion_px']):.0f} px"
-        rows.append([f"{len(ratios)} of {width}×{height}, {case['style']}", motion, *cells, moved])
-    return f"{table_text(rows)}\n{describe_commit(results).capitalize()}.\n"
-
-
 SCALES = ("1/8", "1/4", "1/2", "1")
 
 
@@ -318,7 +302,7 @@ PAGES = {
     "docs/fullfield-m.md": ((MARK_CARD, medium_card),),
     "benchmarks/notes/fullfield_s.md": ((MARK_CONFIDENCE, confidence), (MARK_OCCLUSION, occlusion)),
     "benchmarks/notes/rendered.md": ((MARK_SHOTS, rendered_shots), (MARK_RENDERED, rendered)),
-    "benchmarks/notes/networks.md": ((MARK_LARGE, large_frames), (MARK_OFFICIAL, official)),
+    "benchmarks/notes/networks.md": ((MARK_OFFICIAL, official),),
     "docs/registration.md": ((MARK_POSES, poses),),
     "benchmarks/notes/descriptor.md": ((MARK_PLAIN, plain_ransac), (MARK_DESCRIBING, describing)),
     "src/fullfield/ops/tvl1/README.md": ((MARK_REFINED, refined), (MARK_REMAINING, remaining)),

@@ -7,7 +7,7 @@ follows the name of a score; "twice the time" and "half the memory" count as wel
 versions and dates have no such unit. A paragraph, list item or table row that holds such numbers ends with a comment,
 which the reader of the page does not see:
 
-    <!-- = fullfield_s_h200["network"]["1920x1080"]["median_ms"]; 4 * 436 * 1024 / 1e6 -->
+    <!-- = refine_h200["cases"][0]["rows"][0]["median_ms"]; 4 * 436 * 1024 / 1e6 -->
     <!-- in src/fullfield/registration/limits.py -->
 
 ``=`` has Python expressions, one for each number, of stored results (the name of a file in benchmarks/results without

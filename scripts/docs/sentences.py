@@ -13,8 +13,6 @@ MARK_POINTS = "<!-- points beside others: begin -->\n"
 MARK_PATCHED = "<!-- patched at 4K: begin -->\n"
 MARK_POSES = "<!-- poses of both descriptors: begin -->\n"
 MARK_TRAINING = "<!-- trainings of fullfield-s: begin -->\n"
-MARK_NETWORK = "<!-- times of fullfield-s: begin -->\n"
-MARK_FORMS = "<!-- times by form: begin -->\n"
 MARK_SCHEDULES = "<!-- what the schedules show: begin -->\n"
 MARK_HALF = "<!-- what half precision gains: begin -->\n"
 MARK_CPU = "<!-- times on the CPU: begin -->\n"
@@ -173,32 +171,6 @@ def poses() -> str:
     return f"Medians of all poses found: FPFH {fpfh}; learned {learned}.\n"
 
 
-def network() -> str:
-    """Return times and memory of fullfield-s by size of the frames."""
-    stored = stored_result("fullfield_s_h200.json")
-    cases = stored["network"]
-    rows = [["frames", "time", "memory"]]
-    for name in ("1024x436", "1920x1080", "8192x3432", "8192x3432 cascaded"):
-        case = cases[name]
-        rows.append([name.replace("x", "×"), f"{case['median_ms']:.1f} ms", f"{case['memory_gib']:.2f} GiB"])
-    return f"{table_text(rows)}\n{stored['gpu']}, PyTorch {stored['torch']}, {describe_commit(stored)}.\n"
-
-
-def forms() -> str:
-    """Return times of fullfield-s as an estimator: float32, fast, and with twice the size."""
-    stored = stored_result("fullfield_s_forms_h200.json")
-    columns = ("exact", "accurate", "fast", "accurate, fast")
-    found: dict[str, dict[str, str]] = {}
-    for case in stored["cases"]:
-        if case["ways"] == 1:
-            height, width = case["size"]
-            found.setdefault(f"{width}×{height}", {})[case["form"]] = f"{case['median_ms']:.3g} ms"
-    rows = [["frames", "float32", *columns[1:]]]
-    rows += [[size, *(times[name] for name in columns)] for size, times in found.items() if set(columns) <= set(times)]
-    about = f"{stored['gpu']}, PyTorch {stored['torch']}, {describe_commit(stored)}."
-    return f"{table_text(rows)}\n{about}\n"
-
-
 def on_cpu() -> str:
     """Return times of fullfield-s and RAFT on the CPU, by form."""
     stored = stored_result("models_cpu.json")
@@ -246,11 +218,6 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "benchmarks/notes/tvl1_romera.md": ((MARK_SCHEDULES, schedules), (MARK_HALF, half_precision)),
     "benchmarks/notes/patched.md": ((MARK_PATCHED, patched),),
     "benchmarks/notes/descriptor.md": ((MARK_POSES, poses),),
-    "benchmarks/notes/fullfield_s.md": (
-        (MARK_FORMS, forms),
-        (MARK_TRAINING, training),
-        (MARK_CPU, on_cpu),
-        (MARK_NETWORK, network),
-    ),
+    "benchmarks/notes/fullfield_s.md": ((MARK_TRAINING, training), (MARK_CPU, on_cpu)),
 }
 """As in ``tables.py``: page, then the mark and the words of each part."""

@@ -27,7 +27,6 @@ MARK_MODELS = "<!-- table of the networks: begin -->\n"
 MARK_POINTS = "<!-- table of convolution on points: begin -->\n"
 MARK_TVL1_GPU = "<!-- table of TV-L1 on the GPU: begin -->\n"
 MARK_TVL1_RATES = "<!-- rates of TV-L1 on the GPU: begin -->\n"
-MARK_CASCADE = "<!-- table of cascades: begin -->\n"
 MARK_DESCRIPTORS = "<!-- table of descriptors: begin -->\n"
 MARK_REFINEMENT = "<!-- table of the refinement: begin -->\n"
 MARK_WINDOWS = "<!-- table of fixed windows: begin -->\n"
@@ -385,38 +384,6 @@ def tvl1_gpu_page() -> str:
     return section(stored_result("tvl1_h200.json"))
 
 
-def cascade_table() -> str:
-    """Errors of RAFT with and without a cascade, on frames that were enlarged or moved."""
-    results = stored_result("cascade_h200.json")
-    stored = {case["case"]: case for case in results["cases"]}
-    ways = (("plain 32", "plain 32"), ("12+12", "cascade 12+12"), ("4+12", "cascade 4+12"), ("1+12", ""))
-    kinds = {
-        "noise of all scales, 8192×3432, moved by 200 px": "translation, noise",
-        "a 1080p frame enlarged to that, moved by 200 px": "translation, real 1080p enlarged",
-        "Sintel alley_1, enlarged to 4096×1744": "sintel bicubic at 4096x1744",
-        "to 8192×3488": "sintel bicubic at 8192x3488",
-        "to 8192×3488, with noise that moves along": "sintel noise at 8192x3488",
-        "Urban2, enlarged to 4096×3072": "urban2 bicubic at 4096x3072",
-        "to 8192×6144": "urban2 bicubic at 8192x6144",
-        "to 8192×6144, with noise that moves along": "urban2 noise at 8192x6144",
-    }
-
-    def cell(kind: str, names: tuple[str, str]) -> str:
-        case = next((stored[f"{kind}, {name}"] for name in names if name and f"{kind}, {name}" in stored), None)
-        if case is None:
-            return ""
-        if "within" in case:
-            return f"{case['median']:.2f}, {case['within']:.2f} %"
-        large = case["lm_epe"]
-        return f"{case['epe']:.3g}" + (
-            "" if large != large else f" ({large:.2g})" if large < 100 else f" ({large:.0f})"
-        )
-
-    rows = [["frames", "32 updates, no cascade", "12LR + 12HR", "12LR + 4HR", "12LR + 1HR"]]
-    rows += [[name, *(cell(kind, names) for names in ways)] for name, kind in kinds.items()]
-    return "\n".join([*markdown_table(rows), "", f"{describe_commit(results).capitalize()}."]) + "\n"
-
-
 def refinement_table() -> str:
     results = stored_result("refine_h200.json")
     rows = [["guided refinement, prepared", "median", "99th percentile", "memory at most", "of its memory floor"]]
@@ -541,7 +508,7 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     ),
     "src/fullfield/ops/spatial_correlation/README.md": ((MARK_WINDOWS, windows_table),),
     "benchmarks/notes/packing.md": ((MARK_PACKING, packing_table),),
-    "benchmarks/notes/networks.md": ((MARK_CASCADE, cascade_table), (MARK_MODELS, models_table)),
+    "benchmarks/notes/networks.md": ((MARK_MODELS, models_table),),
     "benchmarks/notes/points_layers.md": ((MARK_POINTS, points_table),),
     "benchmarks/notes/descriptor.md": ((MARK_DESCRIPTORS, descriptors_table),),
     "docs/tvl1.md": ((MARK_TVL1_RATES, tvl1_rates),),
