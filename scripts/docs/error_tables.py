@@ -21,7 +21,7 @@ MARK_RENDERED = "<!-- errors of rendered scenes: begin -->\n"
 MARK_SHOTS = "<!-- table of rendered scenes: begin -->\n"
 MARK_POSES = "<!-- errors of poses: begin -->\n"
 MARK_PLAIN = "<!-- table of RANSAC alone: begin -->\n"
-MARK_DESCRIBING = "<!-- table of describing: begin -->\n"
+MARK_DESCRIBING = "<!-- time to describe: begin -->\n"
 CALLED = {
     "sintel clean alley_1": "Sintel alley_1, clean",
     "sintel final alley_1": "Sintel alley_1, final",
@@ -192,24 +192,15 @@ def plain_ransac() -> str:
 
 
 def describing() -> str:
-    """Return the table of the time that describing three dense scans takes."""
-    scales = stored_result("descriptors_scales_h100.json")
-    times = scales["times"]
-    rows = [["three scans, together", "described", "one H100", "inputs alone", "network alone"]]
-    for what, told in (("automatic voxel",) * 2, ("2 cm", "voxel of 2 cm"), ("every point, 7 mm", "every point, 7 mm")):
-        row = times[f"two, {what}"]
-        cells = (f"{1e3 * row[name]:.0f} ms" for name in ("all_s", "inputs_s", "network_s"))
-        rows.append([f"{row['points']:,} points, {told}", f"{row['described']:,}", *cells])
+    """Return the time that describing three dense scans takes on the CPU."""
     on_cpu = stored_result("descriptors_dense_cpu.json")
     dense = on_cpu["dense"]
     shown = " and ".join(
         f"{row['seconds']:.1f} s ({name}; {row['cpu_seconds']:.1f} s of processor time)" for name, row in dense.items()
     )
     described, threads = f"{dense['learned']['described']:,}", dense["learned"]["threads"]
-    return (
-        f"{table_text(rows)}\nOn {threads} CPU cores {described} points at 2 cm take {shown}, thinning included.\n"
-        f"H100: {describe_commit(scales)}; CPU: {describe_commit(on_cpu)}.\n"
-    )
+    about = describe_commit(on_cpu)
+    return f"On {threads} CPU cores {described} points at 2 cm take {shown}, thinning included; {about}.\n"
 
 
 SCALES = ("1/8", "1/4", "1/2", "1")
