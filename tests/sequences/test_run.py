@@ -256,26 +256,27 @@ def test_shot_stops_on_full_disk_without_loss(flow: CommandLine, monkeypatch: py
     assert "5 frames written, 3 kept" in out
 
 
-def test_shot_names_lost_folder(flow: CommandLine, shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("folder", ["net", "frame 1"])
+def test_shot_names_lost_folder(flow: CommandLine, shot: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
     from fullfield.sequences.plates import FilePlates
 
-    (shot / "net").mkdir()
+    (shot / folder).mkdir()
     for number, frame in enumerate(moving(8), 1):
-        write_image(shot / "net" / f"p.{number}.png", frame)
+        write_image(shot / folder / f"p.{number}.png", frame)
     real = FilePlates.read
 
     def lost(self: Any, number: int) -> Any:
         if number == 4:
-            (shot / "net").rename(shot / "gone")
+            (shot / folder).rename(shot / "gone")
         return real(self, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(FilePlates, "read", lost)
-        code, _, err = flow("net/p.%d.png", "-o", "mv.%04d.exr")
+        code, _, err = flow(f"{folder}/p.%d.png", "-o", "mv.%04d.exr")
     assert code == 2
-    assert "net: is not there any more" in err
-    (shot / "gone").rename(shot / "net")
-    assert flow("net/p.%d.png", "-o", "mv.%04d.exr")[0] == 0
+    assert f"{folder}: is not there any more" in err
+    (shot / "gone").rename(shot / folder)
+    assert flow(f"{folder}/p.%d.png", "-o", "mv.%04d.exr")[0] == 0
     assert len(list(shot.glob("mv.*.exr"))) == 8
 
 

@@ -195,11 +195,12 @@ def _read_reference_size(job: FollowJob, plates: Plates) -> tuple[int, int]:
     from fullfield.io import read_frame_window
     from fullfield.io.windows import resolve_window_to_box
 
-    if job.frame_files.video is not None:
+    path = plates.get_containing_file(job.reference)
+    if path is None or job.frame_files.video is not None:
         height, width = plates.read(job.reference).frame.shape[-2:]
         return height, width
     channels = {name: job.reading[name] for name in ("part", "layer") if job.reading.get(name) is not None}
-    window = read_frame_window(plates.get_frame_name(job.reference), **channels)
+    window = read_frame_window(path, **channels)
     _, _, width, height = resolve_window_to_box(job.reading.get("window") or "display", window.data, window.display)
     return height, width
 

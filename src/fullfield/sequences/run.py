@@ -87,10 +87,9 @@ def write_shot_flow(
                     writer.wait_and_submit_frame_result(result)
                 elif report is not None:
                     report(result.number)
-                plate_path = Path(plates.get_frame_name(result.number))
-                is_file = not str(plate_path).startswith("frame ")
-                if outcome.stopped is None and result.problems and is_file and not plate_path.parent.exists():
-                    outcome.stopped = f"{plate_path.parent}: is not there any more"
+                file = plates.get_containing_file(result.number)
+                if outcome.stopped is None and result.problems and file is not None and not Path(file).parent.exists():
+                    outcome.stopped = f"{Path(file).parent}: is not there any more"
                 if outcome.stopped is not None:
                     break
     finally:
