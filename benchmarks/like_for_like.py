@@ -89,17 +89,25 @@ def drop_meaningless_errors(case: dict[str, Any]) -> dict[str, Any]:
 
 def environments(runs: list[dict[str, Any]]) -> str:
     """Return GPU, version, commits and dates of these runs, each once."""
-    machines: dict[str, dict[str, list[str]]] = {}
+    machines: dict[str, dict[tuple[str, str], list[str]]] = {}
     for results in runs:
         about = results["environment"]
-        days = machines.setdefault(f"{about['gpu']}, PyTorch {about['versions']['torch']}", {})
-        commits = days.setdefault(about["date"] + describe_faults(results), [])
-        if (commit := about["commit"][:7]) not in commits:
-            commits.append(commit)
-    return "; ".join(
-        f"{machine}: " + "; ".join(f"commit {', '.join(commits)}, {day}" for day, commits in days.items())
-        for machine, days in machines.items()
-    )
+        states = machines.setdefault(f"{about['gpu']}, PyTorch {about['versions']['torch']}", {})
+        faults = states.setdefault((about["commit"][:7], about["date"]), [])
+        if (fault := describe_faults(results)) not in faults:
+            faults.append(fault)
+    return "; ".join(f"{machine}: {_describe_commits(states)}" for machine, states in machines.items())
+
+
+def _describe_commits(faults_by_state: dict[tuple[str, str], list[str]]) -> str:
+    """Return commits with their date and faults, those of one day and fault together."""
+    days: dict[str, list[str]] = {}
+    for (commit, date), faults in faults_by_state.items():
+        # One commit may have results of several sources, of which some have changed since.
+        named = [fault.strip(" ()") for fault in faults if fault]
+        common = faults[0] if len(faults) == 1 else f" (in part {'; '.join(named)})"
+        days.setdefault(date + common, []).append(commit)
+    return "; ".join(f"commit {', '.join(commits)}, {day}" for day, commits in days.items())
 
 
 def format_error(row: dict[str, Any]) -> str:

@@ -237,7 +237,7 @@ def _defer_first_ctrl_c(*, is_only_process: bool) -> Iterator[Callable[[], bool]
         interrupted.set()
         signal.signal(signal.SIGINT, before)
         with contextlib.suppress(RuntimeError):  # the signal may have come amid another line
-            report.print_note("stores a checkpoint after this step; Ctrl-C again stops without one")
+            report.print_note("stores a checkpoint after this step; Ctrl-C again stops without one", kind="interrupted")
 
     before = signal.signal(signal.SIGINT, note_interruption)
     try:
