@@ -94,8 +94,8 @@ def steps_table() -> str:
     measured = f"{environments(stored)}; `python -m benchmarks correlation --steps`." if stored else "Not measured yet."
     return (
         f"{table_text(rows)}\nPublished: {published.source()}, table 4, shares by early exits from its "
-        "kernel, and the total.\nHere: a step's share is what a kernel that ends after it takes longer than one that "
-        "ends before it; graph replay, fast scene, bfloat16. "
+        "kernel, and the total.\nHere: both kernels also ran in forms that end after one of the steps; a step's share "
+        "is the difference of two such times over the total; graph replay, fast scene, bfloat16. "
         "Preprocessing is\npooling, layout, zeros where a kernel adds, and launches that return at once. Our kernel "
         "plans in place of blocks and votes, while others of its\nwarps multiply and sample, so only what another step "
         f"does not hide is counted. {measured}\n"

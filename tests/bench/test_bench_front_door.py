@@ -72,6 +72,7 @@ def test_front_door_runs_every_part(cli: Callable[..., Any], tmp_path: Path, mon
         "auto, exact",
         "tvl1",
     ]
+    assert cases["auto and TV-L1, a Sintel pair"]["frames"] == "sintel clean alley_1"
     text = cli("front-door", "--stored", "r.json").out
     assert "estimate / network: " in text
     assert "auto, exact, error in px" in text

@@ -146,8 +146,8 @@ def _saved(ours: Sequence[Row], theirs: Sequence[Row], time: bool) -> str:
 def shares_by_step(case: Case) -> dict[str, tuple[dict[str, float], float]]:
     """Return by kernel the share of each of its steps, in its order, and the seconds of all, by graph replays.
 
-    A step's share is what a kernel that ends after it takes longer than the one that ends before it. Kernels of which
-    a form has no time are left out.
+    A kernel has forms that end after one of the steps; a step's share is the difference of two such times over the
+    total. Kernels of which a form has no time are left out.
     """
     kernels: dict[str, list[Row]] = {}
     for row in case["rows"]:

@@ -261,9 +261,9 @@ def _methods(plan: Plan, note: Note) -> Result:
         "tvl1": {"method": "tvl1"},
     }
     rows = []
-    for name, form in forms.items():  # one after the other: estimate keeps one network by name
+    for method, form in forms.items():  # one after the other: estimate keeps one network by name
         call = partial(estimate, first, second, device=plan.device, **form)
-        rows += _timed(plan, [Candidate(name, call, right(name))], note)[0]
+        rows += _timed(plan, [Candidate(method, call, right(method))], note)[0]
     return {
         "size": list(first.shape[-2:]),
         "frames": name,

@@ -10,6 +10,7 @@ from benchmarks.cases.tvl1.romera import AUTO, shown
 from benchmarks.cases.tvl1.schedules import PRECISIONS, REFERENCE_SIDE, floor
 from benchmarks.cases.tvl1.solver import LIMITS, at_equal_time, curve_of
 from benchmarks.markdown import table
+from benchmarks.stored import describe_faults
 from fullfield.cli.report import format_aligned_columns
 
 Case = dict[str, Any]
@@ -61,7 +62,8 @@ def section(results: dict[str, Any]) -> str:
     if told:
         parts.append(f"Without numbers: {'; '.join(told)}.\n")
     parts.append(
-        f"Commit {commit}, {date}; `python -m benchmarks tvl1 --device cuda`. Rows marked as published: {SOURCE}.\n"
+        f"Commit {commit}, {date}{describe_faults(results)}; `python -m benchmarks tvl1 --device cuda`. "
+        f"Rows marked as published: {SOURCE}.\n"
     )
     return "\n".join(parts)
 

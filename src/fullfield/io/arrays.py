@@ -1,4 +1,4 @@
-"""Readers of NumPy's files that check every header against the file's size. Pickles are never opened."""
+"""Readers and a writer of NumPy's files. Every header is checked against the file's size; pickles are never opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Formats of point clouds. Each module reads one; :mod:`fullfield.io.pointcloud` chooses."""
+"""Formats of point clouds. ``las``, ``pcd`` and ``ply`` read and write one each.
+
+:mod:`fullfield.io.pointcloud` chooses between them.
+"""
 
 from __future__ import annotations
 

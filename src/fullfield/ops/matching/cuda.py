@@ -1,6 +1,7 @@
 """Matching on NVIDIA GPUs: cuBLAS multiplies some rows at a time, one kernel makes positions of them.
 
-Products of 16-bit features stay float32, and so does everything that is computed of them.
+Products of 16-bit features stay float32, and so does what the forward pass computes of them. Their gradients are
+rounded to the features' type before they are multiplied with the features.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Plain PyTorch, any floating dtype and device: defines the truth.
 
-A chunk of rows at a time, cell by cell: gather, multiply; then every row is summed in its order. Beside arguments and
-result it holds a chunk. float32 on CUDA follows ``torch.get_float32_matmul_precision()``.
+The products take a chunk of rows at a time, cell by cell: gather, multiply; then every row is summed in its order.
+They hold one chunk besides arguments and result; what builds and sorts triplets holds them all. float32 on CUDA follows
+``torch.get_float32_matmul_precision()``.
 """
 
 from __future__ import annotations
