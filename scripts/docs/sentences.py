@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.markdown import table_text
-from benchmarks.stored import describe_commit, describe_faults, describe_run, stored_result
+from benchmarks.stored import describe_commit, describe_run, stored_result
 
 MARK_POINTS = "<!-- points beside others: begin -->\n"
 MARK_PATCHED = "<!-- patched at 4K: begin -->\n"
@@ -152,16 +152,13 @@ def half_precision() -> str:
 def patched() -> str:
     """Return the table of ptlflow's models at 4096×1716, original and patched."""
     rows = [["model", "original", "patched"]]
-    about = []
-    for name in ("patched_h200_4k.json", "patched_h200_4k_ccmr_dpflow.json"):
-        stored = stored_result(name)
-        for case in stored["cases"]:
-            found = {row["name"]: row for row in case["rows"]}
-            both = (found["as it is"], found["patched"])
-            cells = (f"{row['median_s']:.2f} s, {row['peak_bytes'] / 2**30:.1f} GiB" for row in both)
-            rows.append([f"`{case['model']}`", *cells])
-        about.append(f"[{stored['environment']['date']}](../results/{name}){describe_faults(stored)}")
-    return f"{table_text(rows)}\nOne H200, {', '.join(about)}.\n"
+    stored = stored_result("patched_h200_4k.json")
+    for case in stored["cases"]:
+        found = {row["name"]: row for row in case["rows"]}
+        both = (found["as it is"], found["patched"])
+        cells = (f"{row['median_s']:.2f} s, {row['peak_bytes'] / 2**30:.1f} GiB" for row in both)
+        rows.append([f"`{case['model']}`", *cells])
+    return f"{table_text(rows)}\nOne H200, {describe_commit(stored)}.\n"
 
 
 def poses() -> str:
