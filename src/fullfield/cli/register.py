@@ -1,7 +1,8 @@
 """Find the pose that brings one point cloud onto another, or the poses of several.
 
 Find the rigid transform that brings the cloud SRC onto the cloud DST, from any pose. With more than two clouds, find
-the pose of each in the frame of the first. With --apply, move one cloud by a pose that is known.
+the poses of the largest group that accepted pairs connect, in the frame of its first cloud. With --apply, move one
+cloud by a pose that is known.
 """
 
 from __future__ import annotations

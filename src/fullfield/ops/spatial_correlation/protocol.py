@@ -1,6 +1,7 @@
-"""Requests and choice of the spatial correlation's backends, which are modules with the functions of ``reference``.
+"""Requests and choice of the spatial correlation's backends.
 
-They take contiguous maps; ``compute_requested_gradients`` returns the contiguous gradients of the requested maps.
+They are modules with ``explain_unsupported``, ``compute_correlation`` and ``compute_requested_gradients``, which take
+contiguous maps; the last returns the contiguous gradients of the requested maps.
 """
 
 from __future__ import annotations
