@@ -52,6 +52,7 @@ def test_demo_refuses_to_replace_existing_frames(refused: Any, tmp_path: Path) -
     (tmp_path / "mine" / "frame1.png").write_text("precious")
     assert "holds frame1.png" in refused("demo", "-o", tmp_path / "mine")
     assert (tmp_path / "mine" / "frame1.png").read_text() == "precious"
+    assert "frame1.png is a file" in refused("demo", "-o", tmp_path / "mine" / "frame1.png")
 
 
 @pytest.mark.parametrize("cause", ["backend", "estimate", "write"])

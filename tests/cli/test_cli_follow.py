@@ -229,6 +229,8 @@ def test_follow_points_refuses_outside_positions_and_unreadable_tables(capsys: p
     words = ["--reference", "1001", "--frames", "1001-1002", "-o", "ref.%04d.exr", "--points", "points.csv"]
     assert follow(*words, "--tracks", "tracks.csv") == 2
     assert "expected positions in 64x48 pixels (plate.1001.png)" in capsys.readouterr().err
+    assert follow(*words, "--tracks", "absent/tracks.csv") == 2
+    assert "--tracks absent/tracks.csv: folder absent does not exist" in capsys.readouterr().err
     assert not list(Path().glob("ref*"))
     Path("points.csv").write_text("a,b\n1,2\n")
     assert follow(*words, "--tracks", "tracks.csv") == 2

@@ -221,6 +221,17 @@ def test_write_point_cloud_npy_refuses_extra_fields(tmp_path: Path) -> None:
     assert not (tmp_path / "b.npy").exists()
 
 
+def test_write_point_cloud_ply_refuses_integers_that_floats_round(tmp_path: Path) -> None:
+    for exact, dtype in ((2**53, np.int64), (-(2**53), np.int64), (2**53, np.uint64)):
+        write_point_cloud(tmp_path / "a.ply", PointCloud(XYZ, attributes={"time": np.full(7, exact, dtype)}))
+        assert read_point_cloud(tmp_path / "a.ply").attributes["time"].tolist() == [exact] * 7
+    cloud = PointCloud(XYZ, attributes={"time": np.full(7, 2**60 + 1)})
+    with pytest.raises(InputError, match=r"floats round time; take \.npz"):
+        write_point_cloud(tmp_path / "b.ply", cloud)
+    write_point_cloud(tmp_path / "b.npz", cloud)
+    assert read_point_cloud(tmp_path / "b.npz").attributes["time"].tolist() == [2**60 + 1] * 7
+
+
 def test_read_or_convert_point_cloud_accepts_arrays_and_open3d() -> None:
     assert equal(read_or_convert_point_cloud(XYZ), XYZ)
     assert equal(read_or_convert_point_cloud(torch.from_numpy(UTM)), UTM)
@@ -242,6 +253,8 @@ def test_write_point_cloud_accepts_tensors_and_arrays(tmp_path: Path, suffix: st
         whole: Any = PointCloud(torch.from_numpy(XYZ), torch.from_numpy(RGB), attributes={"n": torch.arange(7)})
         write_point_cloud(path, whole)
         assert equal(read_point_cloud(path), XYZ, RGB)
+        write_point_cloud(path, PointCloud(XYZ, attributes={"is_ground": np.arange(7) > 3}))
+        assert read_point_cloud(path).attributes["is_ground"].tolist() == [0, 0, 0, 0, 1, 1, 1]
 
 
 def test_write_point_cloud_refuses_other_shapes(tmp_path: Path) -> None:

@@ -231,6 +231,9 @@ def _check_files_and_build_outputs(args: argparse.Namespace) -> dict[int, Output
             if name is not None:
                 paths.get_checked_suffix(name, option, (".exr",))
                 paths.parse_pattern_and_remove_temporaries(name, option, ".exr")
+        if args.tracks is not None:
+            tracks = args.tracks.replace(_FIELD, str(reference))
+            paths.check_output_file_and_remove_temporaries(tracks, "--tracks")
         half = "half" if args.half else None
         outputs[reference] = Output(str(names[0]), half, args.compression, "up", names[1])
     return outputs

@@ -61,7 +61,8 @@ def _check_name_is_nonempty_utf8(path: str, option: str) -> None:
 def check_folder_writable_and_remove_temporaries(folder: Path, option: str) -> None:
     """Check that ``folder`` exists and is writable, and remove the temporary files of killed runs from it."""
     if not folder.is_dir():
-        raise InputError(f"{option}: folder {folder} does not exist; make it first")
+        problem = "is a file; choose another name" if folder.exists() else "does not exist; make it first"
+        raise InputError(f"{option}: folder {folder} {problem}")
 
     try:
         with tempfile.TemporaryFile(dir=folder):

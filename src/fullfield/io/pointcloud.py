@@ -56,7 +56,12 @@ def read_coordinate_system_or_none(path: PathLike) -> CoordinateSystem | None:
 
 def check_lossless(path: PathLike, cloud: PointCloud) -> None:
     """Raise InputError where a file of this name would lose part of the cloud, as ``.npy`` names no columns."""
-    if Path(path).suffix.lower() != ".npy":
+    suffix = Path(path).suffix.lower()
+    if suffix == ".ply":
+        rounded = [name for name, values in cloud.attributes.items() if _exceeds_exact_doubles(values)]
+        if rounded:
+            raise InputError(f"{path}: .ply has no 64-bit integers, and floats round {', '.join(rounded)}; take .npz")
+    if suffix != ".npy":
         return
     extra = [name for name in cloud.attributes if not name.startswith("column_")]
     lost = [
@@ -68,6 +73,11 @@ def check_lossless(path: PathLike, cloud: PointCloud) -> None:
         )
 
 
+def _exceeds_exact_doubles(values: NDArray[Any]) -> bool:
+    extremes = (values.min(initial=0), values.max(initial=0))
+    return values.dtype.kind in "iu" and max(abs(int(extreme)) for extreme in extremes) > 2**53
+
+
 def check_writer_installed(path: PathLike) -> None:
     """Raise SetupError where a file of this name needs a package that is not installed."""
     suffix = Path(path).suffix.lower()
@@ -76,7 +86,7 @@ def check_writer_installed(path: PathLike) -> None:
 
 
 def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor) -> None:
-    """Write a cloud: ``.ply`` and ``.npz`` keep everything it has, ``.npy`` is for columns without names.
+    """Write a cloud, by the suffix; docs/formats.md lists what each format keeps.
 
     ``cloud`` may be anything that :func:`read_or_convert_point_cloud` takes but a file's name; parts of a cloud may be
     tensors.
@@ -307,8 +317,9 @@ def write_npz_cloud(path: Path, cloud: PointCloud) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name, values in named.items():
             if values is not None:
+                numbers = values.astype(np.uint8) if values.dtype == bool else values  # readers refuse bool
                 with archive.open(f"{name}.npy", "w") as stream:
-                    np.lib.format.write_array(stream, values, allow_pickle=False)
+                    np.lib.format.write_array(stream, numbers, allow_pickle=False)
 
 
 _READERS = {
