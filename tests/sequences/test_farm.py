@@ -192,6 +192,15 @@ def test_write_shot_flow_on_cluster_with_fake_ray_equals_one_machine(
     assert main(["shot", "plate.%04d.png", "-o", "mv.%04d.exr", *options, "--ray", "auto"]) == 2
     assert "the cluster has no CPU (--device cpu)" in capsys.readouterr().err
     assert main(["shot", "plate.%04d.png", "-o", "x.%04d.exr", "--ray", "auto", "--devices", "cpu", *QUICK]) == 2
+    capsys.readouterr()
+
+    def init(**_: Any) -> None:
+        raise Exception("The current node timed out\nduring startup.")  # noqa: TRY002 - as Ray does
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init, raising=False)
+    assert main(["shot", "plate.%04d.png", "-o", "mv.%04d.exr", *options, "--ray", "local"]) == 2
+    assert "--ray local: cannot connect to a cluster (The current node timed out)" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -53,8 +53,9 @@ def write_shot_flow_on_cluster(
     try:
         if not was_connected:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(f"--ray {address}: no such cluster ({str(error).splitlines()[0]})") from error
+    except Exception as error:  # Ray raises a bare one where a node does not start
+        reason = " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
+        raise InputError(f"--ray {address}: cannot connect to a cluster ({reason})") from error
     try:
         actors = _start_actor_per_gpu_or_node(job)
         outcome = Outcome()
