@@ -195,7 +195,7 @@ def test_write_shot_flow_on_cluster_with_fake_ray_equals_one_machine(
     capsys.readouterr()
 
     def init(**_: Any) -> None:
-        raise Exception("The current node timed out\nduring startup.")  # noqa: TRY002 - as Ray does
+        raise Exception("The current node timed out\nduring startup.")  # as Ray does
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init, raising=False)
