@@ -60,7 +60,8 @@ def test_network_estimator_cascaded_bidirectional_equals_two_calls(
 ) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr(
-        "fullfield.estimators.network.list_quartered_sizes", lambda *size: list_quartered_sizes(*size, threshold=60)
+        "fullfield.estimators.network.list_quartered_sizes",
+        lambda *size, **options: list_quartered_sizes(*size, threshold=60, **options),
     )
     monkeypatch.setattr("fullfield.models.cascade.MIN_PIXELS", 0)
     estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
@@ -113,7 +114,7 @@ def test_estimate_with_rough_backward_uses_fewest_updates(
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr(
         "fullfield.estimators.network.list_quartered_sizes",
-        lambda *size: list_quartered_sizes(*size, threshold=threshold),
+        lambda *size, **options: list_quartered_sizes(*size, threshold=threshold, **options),
     )
     settings = NetworkSettings(cascade=True, precision=precision)
     estimator = NetworkEstimator("fullfield-s", settings)

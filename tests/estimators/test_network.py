@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import math
 import pickle
 import time
@@ -248,7 +249,8 @@ def small_frames_keep_size(monkeypatch: pytest.MonkeyPatch) -> None:
 def lower_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames above 100 pixels, in place of 800, begin at a quarter of their size."""
     monkeypatch.setattr(
-        "fullfield.estimators.network.list_quartered_sizes", lambda *size: list_quartered_sizes(*size, threshold=100)
+        "fullfield.estimators.network.list_quartered_sizes",
+        lambda *size, **options: list_quartered_sizes(*size, threshold=100, **options),
     )
 
 
@@ -274,7 +276,8 @@ def test_network_estimator_cascade_equals_two_calls(make: Made, model: RAFT) -> 
 def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Motion of up to 200 px in frames above the threshold, here of 400; published networks are what they were."""
     monkeypatch.setattr(
-        "fullfield.estimators.network.list_quartered_sizes", lambda *size: list_quartered_sizes(*size, threshold=400)
+        "fullfield.estimators.network.list_quartered_sizes",
+        lambda *size, **options: list_quartered_sizes(*size, threshold=400, **options),
     )
     far = sample_textured_scene(450, 520, seed=2, max_motion=200)
     errors = [
@@ -289,6 +292,37 @@ def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.Mon
     assert enlarging.parameters["cascade"] is True
     estimator = NetworkEstimator("fullfield-s", NetworkSettings(coarse_updates=2))
     assert (estimator.parameters["updates"], estimator.parameters["coarse_updates"]) == (4, 2)
+
+
+@pytest.mark.usefixtures("small_frames_keep_size", "lower_threshold")
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"method": "fullfield-m"}, [8, 4]),
+        ({"method": "fullfield-s"}, [12, 12]),
+        ({"method": "fullfield-m", "updates": 3}, [3, 3]),
+        ({"method": "fullfield-m", "coarse_updates": 2}, [2, 4]),
+        ({"method": "fullfield-m", "cascade": False}, [8]),
+        ({"method": "fullfield-m", "cascade": False, "double": True}, [8, 4, 8, 4]),
+    ],
+)
+def test_fullfield_m_takes_fewest_updates_from_coarse_flow(
+    settings: dict[str, Any], expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On frames whose flow never comes to rest, by the updates at each size."""
+    monkeypatch.setattr(
+        "fullfield.models.framing.mark_unconverged_pairs", lambda flow, _: torch.ones(len(flow), dtype=torch.bool)
+    )
+    settings = dict(settings)
+    method = settings.pop("method")
+    estimator = NetworkEstimator(method, NetworkSettings(precision="exact", **settings))
+    frames = torch.rand(2, 1, 3, 104, 120, generator=torch.Generator().manual_seed(0))
+    estimator.prepare()
+    widths: list[int] = []
+    assert estimator._network is not None
+    estimator._network.update_block.register_forward_hook(lambda _m, given, _o: widths.append(given[0].shape[-1]))
+    estimator(*frames)
+    assert [len(list(run)) for _, run in itertools.groupby(widths)] == expected
 
 
 def test_network_estimator_enlarges_small_frames() -> None:
@@ -709,7 +743,7 @@ def test_estimate_padding_changes_network_input(weights: Path) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("kind", ["old switch", "new switch"])
 def test_disable_tf32_convolutions_restores_setting(kind: str) -> None:
-    from fullfield.estimators.network import create_context_without_tf32_convolutions
+    from fullfield.estimators._devices import create_context_without_tf32_convolutions
 
     cudnn, gpu = torch.backends.cudnn, torch.device("cuda")
     if kind == "new switch" and not hasattr(cudnn, "conv"):

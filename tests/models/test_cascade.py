@@ -99,6 +99,9 @@ def test_compute_cascade_sizes_returns_quarter_levels() -> None:
     assert list_quartered_sizes(801, 801) == [(801, 801), (200, 200)]
     assert list_quartered_sizes(802, 803) == [(802, 803), (201, 201)]  # 200.5 is rounded up
     assert list_quartered_sizes(6432, 15360) == [(6432, 15360), (1608, 3840), (402, 960)]
+    assert list_quartered_sizes(3432, 8192, enlarges_last=True) == [(3432, 8192), (858, 2048), (430, 1024)]
+    assert list_quartered_sizes(2160, 3840, enlarges_last=True) == [(2160, 3840), (540, 960)]
+    assert list_quartered_sizes(400, 500, enlarges_last=True) == [(400, 500)]
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)

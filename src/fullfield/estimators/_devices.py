@@ -1,16 +1,18 @@
-"""Devices: copies between host and GPU through page-locked memory, and the guard against forked processes."""
+"""Devices: copies through page-locked memory, the guard against forked processes, and float32 convolutions."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import SetupError
+from fullfield._switch import SharedSwitch
 from fullfield.ops.devices import AUTO, resolve_device
 
 _CHUNK = 64 << 20  # bytes of page-locked memory at a time; more would stay locked in PyTorch's cache
@@ -118,3 +120,25 @@ def _record_in_child_if_parent_computed() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_record_in_child_if_parent_computed)
+
+
+def create_context_without_tf32_convolutions(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context in which cuDNN multiplies float32 as float32; PyTorch's default is TF32, with 10 bits.
+
+    The switch is process-wide: it holds for every thread until the last one has left, and is then restored.
+    """
+    return _FLOAT32 if device.type == "cuda" else nullcontext()
+
+
+def _disable_tf32_and_return_restore() -> Callable[[], None]:
+    """Switch TF32 off, and return a function that restores it."""
+    cudnn: Any = torch.backends.cudnn
+    try:
+        name, before, owner = "allow_tf32", cudnn.allow_tf32, cudnn
+    except RuntimeError:  # the switches of PyTorch 2.9 are in use; the two kinds do not mix
+        name, before, owner = "fp32_precision", cudnn.conv.fp32_precision, cudnn.conv
+    setattr(owner, name, False if name == "allow_tf32" else "ieee")
+    return lambda: setattr(owner, name, before)
+
+
+_FLOAT32 = SharedSwitch(_disable_tf32_and_return_restore)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._switch import SharedSwitch
-from fullfield.estimators._devices import check_fork_safety_and_record_use
+from fullfield.estimators._devices import check_fork_safety_and_record_use, create_context_without_tf32_convolutions
 from fullfield.estimators._frames import check_frame_pair
 from fullfield.estimators._still import StillAreas, find_still_areas
 from fullfield.estimators.network_config import NetworkSettings
@@ -54,7 +53,7 @@ _DIGITS = 12
 # Sizes that the fast form keeps at least, and the pixels of a pair up to which it does: a set of frames often mixes a
 # few sizes, and recording takes longer than estimating.
 _MIN_SIZES, _SMALL_PIXELS = 4, 1 << 20
-# Most updates of a guide at the finest size of a cascade, which starts it near its end.
+# Most updates of a guide that a flow of a coarser size starts near its end.
 _ROUGH_UPDATES = 3
 
 
@@ -259,9 +258,9 @@ class NetworkEstimator(LoadingEstimator):
     ) -> FlowWithRoughBackward | None:
         """Estimate the flow, and in less time a backward flow as good as a refinement needs.
 
-        The backward flow takes the least number of updates, at the finest size of a cascade and at the double size one
-        less. The result is None without updates, and so it is for a network without uncertainty, for whose backward
-        flow no number of updates was measured.
+        The backward flow takes the least number of updates, and one less where a flow of a coarser size starts it. The
+        result is None without updates, and so it is for a network without uncertainty, for whose backward flow no
+        number of updates was measured.
         """
         if 0 in self._get_fine_and_coarse_updates() or not NETWORKS[self.method].has_mixture:
             return None
@@ -318,7 +317,6 @@ class NetworkEstimator(LoadingEstimator):
             pairs = resample_pair_to_sizes(
                 *pair, [(size.height, size.width) for size in self._list_cascade_sizes(PairSize.from_frame(frame1))]
             )
-            height, width = pair[0].shape[-2:]
             larger = bool(self.config.double)
             own = fine * PairSize.from_frame(pair[0]).pixels_per_frame
             smaller = sum(coarse * PairSize.from_frame(one).pixels_per_frame for one, _ in pairs[1:])
@@ -335,20 +333,20 @@ class NetworkEstimator(LoadingEstimator):
                 requested=requested,
             )
             for frames in pairs[:0:-1]:
-                initial_flows = [one.flow for one in at(frames, configured_coarse, initial_flows)]
-            limit = _ROUGH_UPDATES if len(pairs) > 1 and configured_fine is None else None
-            own_flows = at(pair, configured_fine, initial_flows, max_rough_updates=limit)
+                flows = at(frames, configured_coarse, initial_flows, has_coarse_start=frames is not pairs[-1])
+                initial_flows = [one.flow for one in flows]
+            at_own_size = partial(at, updates=configured_fine, has_coarse_start=len(pairs) > 1)
+            own_flows = at_own_size(pair, initial_flows=initial_flows)
             if not larger:
                 return own_flows
+            height, width = pair[0].shape[-2:]
             large_pair = resample_pair_to_sizes(*pair, [(height, width), (2 * height, 2 * width)])[1]
 
             def correct_by_larger_size(
                 large_pair: tuple[Tensor, Tensor], own_flows: list[_NetworkFlow], requested: _RequestedResults
             ) -> list[FlowWithLogScale]:
                 starts = [one.flow for one in own_flows]  # from nothing, it loses motion beyond the training range
-                large_flows = at(
-                    large_pair, configured_fine, starts, max_rough_updates=_ROUGH_UPDATES, requested=requested
-                )
+                large_flows = at(large_pair, configured_fine, starts, has_coarse_start=True, requested=requested)
                 both_sizes = cast(
                     "Iterator[tuple[FlowWithLogScale, FlowWithLogScale]]", zip(own_flows, large_flows, strict=True)
                 )
@@ -362,7 +360,7 @@ class NetworkEstimator(LoadingEstimator):
                 None if start is None else rotate_flow_half_turn(start) for start in initial_flows[:turned_count]
             ]
             turned_request = requested._replace(is_backward_rough=False)
-            turned_own_flows = at(turned_pair, configured_fine, turned_starts, requested=turned_request)
+            turned_own_flows = at_own_size(turned_pair, initial_flows=turned_starts, requested=turned_request)
             turned = correct_by_larger_size(large_pair, turned_own_flows, turned_request)
             for index, (flow, log_scale) in enumerate(turned):
                 upright = FlowWithLogScale(rotate_flow_half_turn(flow), rotate_image_half_turn(log_scale))
@@ -379,18 +377,22 @@ class NetworkEstimator(LoadingEstimator):
         progress_reporter: _ProgressReporter,
         cached_size_count: int,
         requested: _RequestedResults,
-        max_rough_updates: int | None = None,
+        has_coarse_start: bool = False,
     ) -> list[_NetworkFlow]:
         """Estimate at the size of ``frames``; the fast form keeps ``cached_size_count`` sizes.
 
-        A guide takes ``max_rough_updates``, if less than the least number of updates.
+        ``initial_flows`` of a coarser size (``has_coarse_start``) are near the end, so a guide takes fewer updates from
+        them, and some networks the least number.
         """
         size, exact, both = PairSize.from_frame(frames[0]), self._precision == "exact", len(initial_flows) > 1
         block: Any = network.update_block
         count = network.config.updates if updates is None else updates  # or more, where the flow still moves
+        rough_count = min(count, _ROUGH_UPDATES) if has_coarse_start and updates is None else count
+        if has_coarse_start and not network.config.adapts_coarse_starts:
+            updates = count
         arguments = [*frames, updates, *initial_flows]
         if requested.is_backward_rough:
-            arguments.append(count if max_rough_updates is None else min(count, max_rough_updates))
+            arguments.append(rough_count)
         with progress_reporter.report_updates_of_block(block, size, len(initial_flows) * count):
             runner: Any = (
                 self._choose_and_set_lookup_backend(network, size)
@@ -466,8 +468,11 @@ class NetworkEstimator(LoadingEstimator):
 
     def _list_cascade_sizes(self, size: PairSize) -> list[PairSize]:
         """Return the sizes of the cascade for frames of ``size``, finest first."""
-        sizes = list_quartered_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
-        return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
+        if not self.config.cascade:
+            return [size]
+        own = get_method(self.method).cascades
+        sizes = list_quartered_sizes(size.height, size.width, enlarges_last=own)
+        return [size._replace(height=height, width=width) for height, width in sizes]
 
     def _choose_and_set_lookup_backend(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
         """Return the network with its lookup's backend set to the one for this size."""
@@ -516,28 +521,6 @@ class NetworkEstimator(LoadingEstimator):
             logger.debug("%s on %s: loaded weights %s", self.method, device, origin.path or origin.name)
         self._precision = self._choose_precision(device)
         return self._network
-
-
-def create_context_without_tf32_convolutions(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context in which cuDNN multiplies float32 as float32; PyTorch's default is TF32, with 10 bits.
-
-    The switch is process-wide: it holds for every thread until the last one has left, and is then restored.
-    """
-    return _FLOAT32 if device.type == "cuda" else nullcontext()
-
-
-def _disable_tf32_and_return_restore() -> Callable[[], None]:
-    """Switch TF32 off, and return a function that restores it."""
-    cudnn: Any = torch.backends.cudnn
-    try:
-        name, before, owner = "allow_tf32", cudnn.allow_tf32, cudnn
-    except RuntimeError:  # the switches of PyTorch 2.9 are in use; the two kinds do not mix
-        name, before, owner = "fp32_precision", cudnn.conv.fp32_precision, cudnn.conv
-    setattr(owner, name, False if name == "allow_tf32" else "ieee")
-    return lambda: setattr(owner, name, before)
-
-
-_FLOAT32 = SharedSwitch(_disable_tf32_and_return_restore)
 
 
 class _ProgressReporter:

@@ -7,7 +7,7 @@ Features have an eighth of the frames' size, so objects thinner than a cell are 
 of a pixel. Both improve at a larger size, which starts from the flow of the frames' own size because motion beyond
 the training range would be lost. A network that estimates its uncertainty decides between the two at every pixel. It
 seldom expects an error under a pixel of the size that it sees, so the larger size wins where it is confident at both.
-Small frames are estimated at a larger size alone, which lowers most errors.
+Small frames, and the coarsest level of a cascade, are estimated at a larger size alone, which lowers most errors.
 The larger size corrects the flow by four cells at most, the radius of the lookup: farther away it is mostly wrong.
 Frames that are turned by half a turn give a second estimate, whose errors are partly others.
 """
@@ -55,16 +55,21 @@ class CascadableNetwork(Protocol):
         ...
 
 
-def list_quartered_sizes(height: int, width: int, threshold: int = THRESHOLD) -> list[tuple[int, int]]:
+def list_quartered_sizes(
+    height: int, width: int, threshold: int = THRESHOLD, *, enlarges_last: bool = False
+) -> list[tuple[int, int]]:
     """Return (height, width) of every level of a cascade, finest first.
 
     A quarter of a side is rounded to the nearest, halves up: 8192×3432, 2048×858, 512×215. Both fields still cover
     the same picture, so frames and flow are scaled by the ratio of the sizes, which is 4 if 4 divides the side.
+    With ``enlarges_last`` the coarsest level is enlarged by :func:`compute_enlarged_size`: 512×215 to 1024×430.
     """
     sizes = [(height, width)]
     while min(sizes[-1]) > threshold:
         height, width = ((side + 2) // 4 for side in sizes[-1])
         sizes.append((height, width))
+    if enlarges_last and len(sizes) > 1:
+        sizes[-1] = compute_enlarged_size(*sizes[-1])
     return sizes
 
 

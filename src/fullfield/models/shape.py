@@ -29,6 +29,7 @@ class NetworkArchitecture(Config):
     radius: int
     updates: int
     max_updates: int | None = None
+    adapts_coarse_starts: bool = True
     padding: str
 
     @property
