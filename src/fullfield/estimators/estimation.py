@@ -186,7 +186,7 @@ def estimate(
         config: all parameters of the method, in place of a preset.
         weights: file of a network's weights, or name of published ones.
         updates: number of flow updates of a network.
-        cascade: whether a network estimates large frames at a quarter of their size first.
+        cascade: whether a network estimates large frames at a smaller size first.
         precision: arithmetic of the method.
         backend: backend to use, or to fail.
         device: device to compute on. ``"auto"`` is the frames' device if they are tensors, else the first GPU with

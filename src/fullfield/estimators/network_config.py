@@ -36,12 +36,13 @@ class NetworkSettings(Config):
     )
     updates: int | None = create_field(
         None,
-        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s, 4 to 8 for -m",
+        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s, 4 to 8 for -m, but 4 "
+        "from the flow of a smaller size",
     )
     cascade: bool | None = create_field(
         None,
         "start frames whose smaller side exceeds 800 pixels at a quarter of their size or less; the package's "
-        "networks do, and enlarge frames under 440,000 pixels",
+        "networks do, with 440,000 pixels at least, to which they also enlarge frames",
     )
     coarse_updates: int | None = create_field(
         None, "updates at the coarser levels of a cascade; auto: as at the finest"
