@@ -24,7 +24,8 @@ examples:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["raft", "fullfield-s"], help="[raft fullfield-s]")
+    networks = ["raft", "fullfield-s"]
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=networks, help="[raft fullfield-s]")
     parser.add_argument("--correlations", nargs="+", choices=CORRELATIONS, default=list(CORRELATIONS), help="[all]")
     add_sizes_option(parser, "[496x368]", [(368, 496)])
     parser.add_argument(

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--textures", metavar="PACK", help="picture pack (python -m tools textures) [procedural pictures]"
     )
     parser.add_argument("--style", default="usual", metavar="NAME", help="usual, small, figures, bodies or meshes")
-    parser.add_argument("--flow-format", choices=("flo", "png"), default="flo", help="png: KITTI's, in steps of 1/64 px")
+    parser.add_argument("--flow-format", choices=("flo", "png"), default="flo", help="png: KITTI's, steps of 1/64 px")
     parser.add_argument("--device", default="auto", metavar="NAME", help=methods.DEVICE_HELP)
     parser.add_argument("--threads", type=argtypes.parse_thread_count, help="CPU threads [all]")
     report.add_report_options(parser, has_quiet_option=True)
