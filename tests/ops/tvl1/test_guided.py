@@ -26,7 +26,7 @@ from known_scenes import known_scene
 
 CONFIGS = {
     "default": RefinementConfig(),
-    "two passes": RefinementConfig(passes=2, rounds=1, warps=2),
+    "three passes": RefinementConfig(passes=3, rounds=1, warps=2, passes_fall=0),
     "bare": RefinementConfig(rounds=1, warps=2, iterations=23, blur=0, trust=0, edges=0, consistent_coupling=0),
     "all median": RefinementConfig(filter_threshold=0, filter_colour=60, warps=1),
 }
@@ -52,7 +52,7 @@ def inputs_of(height: int, width: int, channels: int = 3, seed: int = 0, batch: 
     ("name", "size"),
     [
         *(("default", size) for size in ((23, 37), (5, 130), (40, 1))),
-        ("two passes", (17, 30)),
+        ("three passes", (17, 30)),
         ("bare", (23, 37)),
         ("all median", (5, 130)),
     ],
@@ -255,7 +255,9 @@ def test_refine_flow_second_pass_starts_from_refined_flow() -> None:
     assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2, **everything)), expected)
 
     three = refine_flow(**inputs, config=RefinementConfig(passes=3, **everything))
-    assert torch.equal(refine_flow(**once, config=RefinementConfig(passes=2, **everything)), three)
+    refiner, (first, second, flow, backward) = FlowRefiner(60, 80, RefinementConfig(**everything)), once.values()
+    twice, _ = refiner._run_pass_and_get_misfits(first, second, flow, backward, rounds=1, is_between=True)
+    assert torch.equal(refiner(first, second, twice, backward), three)
     inputs.pop("backward")
     assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2)), refine_flow(**inputs)), (
         "without a backward flow there is nothing to compute again"
@@ -284,7 +286,8 @@ def test_refine_flow_later_passes_require_larger_misfit_reduction() -> None:
     once = refine_flow(**inputs, config=RefinementConfig(rounds=1))
     low = RefinementConfig(passes=2, rounds=1, passes_fall=0.0, least_fall=0.0)
     assert not torch.equal(refine_flow(**inputs, config=low), once)
-    assert torch.equal(refine_flow(**inputs, config=low.replace(passes_fall=1.0)), once)
+    for passes in (2, 3):
+        assert torch.equal(refine_flow(**inputs, config=low.replace(passes=passes, passes_fall=1.0)), once)
 
 
 def test_compute_accepted_change_fractions_follows_misfit_reduction() -> None:
@@ -457,6 +460,18 @@ def test_refine_flow_passes_limit_change() -> None:
 
 
 @pytest.mark.usefixtures("machine")
+def test_refiner_skips_later_passes_of_which_nothing_remains() -> None:
+    inputs, config = laid_out(23, 37), RefinementConfig(passes=3, rounds=1, warps=2, least_fall=0, passes_fall=1)
+    once = CudaRefiner(23, 37, config.replace(passes=1), CPU, SMALL)(**inputs)[0]
+    refiner = CudaRefiner(23, 37, config, CPU, SMALL, STRIPS)
+    second_result = refiner._planes[guided_cuda.PLANES + 2 : guided_cuda.PLANES + 4].fill_(torch.nan)
+    actual, flags = refiner(**inputs)
+    assert int(flags) == 0
+    assert torch.equal(actual, once)
+    assert second_result.isnan().all()
+
+
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("name", "spoil"), SPOILT)
 @pytest.mark.parametrize("passes", [1, 2])
 def test_refine_flow_emulated_refuses_nonfinite_inputs(name: str, spoil: Callable[[Tensor], None], passes: int) -> None:
@@ -487,7 +502,7 @@ def test_flow_refiner_works_in_and_outside_inference_mode() -> None:
 @pytest.mark.usefixtures("machine")
 def test_emulated_refiner_memory_equals_formula() -> None:
     refiner = CudaRefiner(30, 50, RefinementConfig(), CPU, SMALL)
-    assert refiner._planes.numel() * 4 == guided_cuda.count_buffer_bytes(30, 50) == 23 * 30 * 64 * 4
+    assert refiner._planes.numel() * 4 == guided_cuda.count_buffer_bytes(30, 50) == 22 * 30 * 64 * 4
 
 
 # ---- on a GPU
@@ -593,6 +608,7 @@ FILTERED_IN_HALF = {
     "default": (HALF, {}),
     "all median": (HALF.replace(filter_threshold=0, filter_colour=60, warps=1), {}),
     "two passes": (HALF.replace(passes=2, rounds=1), {}),
+    "three passes": (HALF.replace(passes=3, rounds=1, passes_fall=0), {}),
     "fast": (HALF, {"flow": 300.0}),
     "bright": (HALF, {"frame1": 3.0, "frame2": 3.0}),
 }

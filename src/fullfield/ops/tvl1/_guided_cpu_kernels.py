@@ -44,7 +44,6 @@ from fullfield.ops.tvl1._cpu_kernels import (
 from fullfield.ops.tvl1._cpu_kernels import ENTRY_POINTS as SOLVER
 from fullfield.ops.tvl1._cpu_kernels import __file__ as _shared_file
 from fullfield.ops.tvl1.config import FILTER_RADIUS as RADIUS
-from fullfield.ops.tvl1.config import FILTER_STEPS as STEPS
 from fullfield.ops.tvl1.config import LEAST_FIT
 from fullfield.ops.tvl1.config import __file__ as _config_file
 
@@ -188,13 +187,15 @@ def filter_by_weighted_median_rows(
     colour_range,
     nearness,
     threshold,
+    steps,
     lines_scratch,
     weights_scratch,
 ):
     """Filter the flow near motion boundaries by a weighted median into ``flow_out``, two planes of the same layout.
 
     ``colours``: planes in the state's layout, 1e4 beyond the frame's sides; ``nearness``: the neighbours' weights by
-    distance, row after row; ``lines_scratch`` ((SPAN + 2) pitches) and ``weights_scratch`` (SPAN^2 * 16) are scratch.
+    distance, row after row; ``steps``: rows of ``config.FILTER_STEPS``; ``lines_scratch`` ((SPAN + 2) pitches) and
+    ``weights_scratch`` (SPAN^2 * 16) are scratch.
     """
     one = splat(np.float32(1.0))
     zero = splat(np.float32(0.0))
@@ -245,15 +246,15 @@ def filter_by_weighted_median_rows(
                     k += 16
             cu = u
             cv = v
-            soft = np.float32(0.64)
-            for columns in STEPS:
+            for step in range(len(steps)):
+                soft = steps[step, 0]
                 e2 = splat(soft * soft)
                 su = zero
                 sv = zero
                 sw = splat(np.float32(1e-12))
                 for yy in range(first, last + 1):
                     j = (yy + 1) * pitch + LEFT + x - RADIUS
-                    column = columns[(yy - y + RADIUS) % 2]
+                    column = int(steps[step, 1 + (yy - y + RADIUS) % 2])
                     if column < 0:
                         continue
                     q = ((yy - first) * SPAN + column) * 16
@@ -269,7 +270,6 @@ def filter_by_weighted_median_rows(
                         q += 32
                 cu = su / sw
                 cv = sv / sw
-                soft = soft * np.float32(0.5)
             store(flow_out, i, u + is_active * (cu - u))
             store(flow_out, i + plane_size, v + is_active * (cv - v))
 
@@ -417,6 +417,6 @@ ENTRY_POINTS = {
     "damp_large_flow_changes_in_rows": (damp_large_flow_changes_in_rows, (_flat, *[_i] * 5, _f, _stack)),
     "filter_by_weighted_median_rows": (
         filter_by_weighted_median_rows,
-        (_flat, *[_i] * 6, _flat, _i, _flat, _f, _flat, _f, _flat, _flat),
+        (_flat, *[_i] * 6, _flat, _i, _flat, _f, _flat, _f, _image, _flat, _flat),
     ),
 }

@@ -101,9 +101,11 @@ PRESETS: dict[str, TVL1Config] = {
 
 # Every iteration of a warp goes over the frame once; a round ends with the weighted median.
 FILTER_RADIUS = 7
-# Each step of it reads every second column of the window: the column that the first number says, and so on, in rows of
-# even number, by the second number in the others; none of them by -1.
-FILTER_STEPS = (1, -1), (-1, 0), (0, -1), (-1, 1), (1, 0), (0, 1)
+# Each step of it has a softening in pixels, and reads every second column of the window: the column that the second
+# number says, and so on, in rows of even number, by the third number in the others; none of them by -1.
+FILTER_STEPS = (0.64, 1, -1), (0.32, -1, 0), (0.16, 0, -1), (0.08, -1, 1), (0.04, 1, 0), (0.02, 0, 1)
+# Steps in the passes between the first and the last one: the last one filters again what they filtered.
+SPARSE_FILTER_STEPS = (0.32, -1, 1), (0.13, -1, 1), (0.05, -1, 1), (0.02, -1, 1)
 # Of a neighbour in the weighted median whose gradient says nothing for its flow.
 LEAST_FIT = 0.01
 # Rounds before which the misfit is found.

@@ -126,25 +126,39 @@ class FlowRefiner:
         self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None
     ) -> Tensor:
         """Run all passes over checked tensors, on the CPU or by the reference."""
-        flow, misfits = initial, list[Tensor]()
-        flow_after_first: Tensor | None = None
-        for _ in range(self.config.passes - 1 if backward is not None else 0):
+        flow, flow_after_first, misfits = initial, initial, list[Tensor]()
+        last = self.config.passes - 1 if backward is not None else 0
+        for number in range(last + 1):
             # Only the forward flow is refined: the backward flow as given tells errors of the forward flow better.
-            flow, misfit = self._run_pass_and_get_misfits(first, second, flow, backward, rounds=1)
-            flow_after_first = flow if flow_after_first is None else flow_after_first
+            flow, misfit = self._run_pass_and_get_misfits(
+                first,
+                second,
+                flow,
+                backward,
+                rounds=1 if number < last else self.config.rounds,
+                is_between=0 < number < last,
+            )
             misfits.append(misfit)
-        refined, misfit = self._run_pass_and_get_misfits(first, second, flow, backward, rounds=self.config.rounds)
-        misfits.append(misfit)
-        first_fraction, later_fraction = (
-            fraction.to(initial)
-            for fraction in compute_total_and_later_kept_fractions(torch.cat(misfits, 1), self.config)
-        )
-        if flow_after_first is not None:
-            torch.lerp(flow_after_first, refined, later_fraction, out=refined)
-        return torch.lerp(initial, refined, first_fraction, out=refined)
+            first_fraction, later_fraction = (
+                fraction.to(initial)
+                for fraction in compute_total_and_later_kept_fractions(torch.cat(misfits, 1), self.config)
+            )
+            if number == 0:
+                flow_after_first = flow
+            elif not later_fraction.any():  # nothing of the passes that would follow remains
+                break
+        refined = torch.lerp(flow_after_first, flow, later_fraction) if last else flow
+        return torch.lerp(initial, refined, first_fraction)
 
     def _run_pass_and_get_misfits(
-        self, first: Tensor, second: Tensor, prior: Tensor, backward: Tensor | None, *, rounds: int
+        self,
+        first: Tensor,
+        second: Tensor,
+        prior: Tensor,
+        backward: Tensor | None,
+        *,
+        rounds: int,
+        is_between: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Run one pass; return flow and misfits [B, N]."""
         grey1, grey2 = convert_to_grey_255(first), convert_to_grey_255(second)
@@ -158,11 +172,15 @@ class FlowRefiner:
             if self._cpu is None:
                 coupling = compute_prior_weights(prior[item_slice], item_backward, config)[0]
                 pair = guided_reference.RefinementInput(*frames, prior[item], coupling)
-                refined[item], misfit[item] = guided_reference.refine_pair_and_get_misfits(pair, config)
+                refined[item], misfit[item] = guided_reference.refine_pair_and_get_misfits(
+                    pair, config, is_between=is_between
+                )
             else:
                 colours, one, two = (plane.contiguous().numpy() for plane in frames)
                 other = None if item_backward is None else item_backward[0].numpy()
-                flow, misfit[item] = self._cpu((colours, one, two), prior[item].numpy(), other, threads, rounds)
+                flow, misfit[item] = self._cpu(
+                    (colours, one, two), prior[item].numpy(), other, threads, rounds, is_between=is_between
+                )
                 refined[item] = torch.from_numpy(flow)
         check_finite(refined, "flow", FINITE_FLOW)
         return refined, misfit

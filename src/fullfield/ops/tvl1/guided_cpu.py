@@ -11,7 +11,14 @@ import torch
 
 from fullfield._kernels import Missing, numba_cache
 from fullfield._kernels.threads import run_tasks_and_wait, split_into_row_ranges
-from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
+from fullfield.ops.tvl1.config import (
+    FILTER_RADIUS,
+    FILTER_STEPS,
+    JUDGED,
+    LEAST_FIT,
+    SPARSE_FILTER_STEPS,
+    RefinementConfig,
+)
 from fullfield.ops.tvl1.cpu import _allocate_aligned_zeros, _LevelLayout
 from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel, compute_mean_misfits
 
@@ -68,6 +75,8 @@ class CpuRefiner:
         backward: Plane | None,  # [2, H, W]
         threads: int,
         rounds: int,
+        *,
+        is_between: bool = False,
     ) -> tuple[Plane, torch.Tensor]:  # [2, H, W]
         """Refine a flow; return it with the misfits of ``guided_reference.refine_pair_and_get_misfits``."""
         colours, first, second = frames
@@ -86,7 +95,7 @@ class CpuRefiner:
                     self._run_inner_iterations(min(_DEPTH, config.iterations - start))
                 if warp < config.warps - 1:
                     self._filter_flow_inplace(self._write_row_medians_to_scratch)
-            self._filter_flow_inplace(partial(self._write_weighted_row_medians_to_scratch, len(colours)))
+            self._filter_flow_inplace(partial(self._write_weighted_row_medians_to_scratch, len(colours), is_between))
         flow = np.empty((2, self._height, self._width), np.float32)
         where = (self._state, level.size, level.pitch, self._width)
         self._run_kernel_over_row_strips(
@@ -161,12 +170,15 @@ class CpuRefiner:
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         self._k.filter_rows_by_median(self._state, *where, scratch, 5, line)
 
-    def _write_weighted_row_medians_to_scratch(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
+    def _write_weighted_row_medians_to_scratch(
+        self, channels: int, is_sparse: bool, scratch: Plane, top: int, bottom: int
+    ) -> None:
         level, config = self._level, self._config
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         limits = (np.float32(config.filter_colour), self._nearness, np.float32(config.filter_threshold))
         lines = np.empty((self._k.SPAN + 2) * level.pitch, np.float32)
         buffer = np.empty(len(self._nearness) * 16, np.float32)
+        steps = np.array(SPARSE_FILTER_STEPS if is_sparse else FILTER_STEPS, np.float32)
         self._k.filter_by_weighted_median_rows(
-            self._state, *where, self._guide, channels, scratch, *limits, lines, buffer
+            self._state, *where, self._guide, channels, scratch, *limits, steps, lines, buffer
         )

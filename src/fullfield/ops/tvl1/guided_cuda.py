@@ -44,9 +44,7 @@ _Guided = parse_structures(_FOLDER / "guided.cu")["GuidedParams"]
 _Median = parse_structures(_FOLDER / "median.cu")["MedianParams"]
 _Rows = parse_structures(_FOLDER / "guided_rows.cu")["RowsParams"]
 # Planes of the state.
-_GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT = 0, (2, 4), (6, 10), 14, 19, 20, 21
-_BLOCK_FITS = _FIT + 1  # of all blocks, before each round that is judged
-PLANES = _BLOCK_FITS + 1
+_GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT, PLANES = 0, (2, 4), (6, 10), 14, 19, 20, 21, 22
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,6 @@ class CudaRefiner:
         strips: IterationStrips | None = STRIPS,
     ) -> None:
         self._config, self._size, self._shape, self._device = config, (height, width), shape, device
-        self._filter_name = f"guided_median_{config.filter_precision}"
         self._about = about = _launching.get_device_gpu_properties(device)
         self._pitch = compute_row_pitch_in_elements(width, torch.float32)
         starts = range(0, config.iterations, shape.depth)
@@ -348,10 +345,13 @@ class CudaRefiner:
                 for warp in range(self._config.warps):
                     p = self._build_pass_params(graph_key, start)
                     p.flow, p.last = self._get_plane_address(_FLOWS[flow_index]), int(warp == self._config.warps - 1)
-                    if warp == 0 and judged < graph_key.misfit_count:
-                        p.fits = self._get_plane_address(_BLOCK_FITS) + judged * self._linearisation_block_count * 8
-                        judged += 1
+                    is_judged = warp == 0 and judged < graph_key.misfit_count
+                    if is_judged:
+                        p.fits = self._get_plane_address(_FLOWS[1 - flow_index])  # free until the iterations
                     launches.append(("linearise", self._build_launch("guided_linearise", p, _LINEARISED)))
+                    if is_judged:
+                        launches.append(("judging", self._build_misfit_launch(graph_key, judged, p.fits)))
+                        judged, judged_launch_count = judged + 1, len(launches)
                     for step, depth in enumerate(self._depths):
                         zero_dual = turn == warp == step == 0
                         launches.append(
@@ -372,14 +372,19 @@ class CudaRefiner:
                 flow_index = 1 - flow_index
                 p.last = int(turn == rounds - 1)
                 if p.last and is_last:
-                    launches.append(("judging", self._build_misfit_launch(graph_key)))
                     p.shares = get_address(self._shares) if graph_key.blends else None
                     p.after_first = self._get_intermediate_result_address(0) if number else None
                 elif p.last:
                     p.refined = self._get_intermediate_result_address(number)
                 launches.append(("jumps", self._build_launch("guided_jumps", p, (8, 32))))
                 p = type(p).from_buffer_copy(p)
-                launches.append(("weighted median", self._build_launch(self._filter_name, p, (_DOWN, _ACROSS))))
+                sparse = "_sparse" if number and not is_last else ""
+                filter_name = f"guided_median_{self._config.filter_precision}{sparse}"
+                launches.append(("weighted median", self._build_launch(filter_name, p, (_DOWN, _ACROSS))))
+        if graph_key.blends and len(graph_key.passes) > 1:
+            # Where nothing of the later passes remains, only the kernel that settles all pixels has work to do.
+            for _, launch in (*launches[judged_launch_count:-2], launches[-1]):
+                launch.params.later = get_address(self._shares)
         return launches
 
     def _build_pass_params(self, graph_key: _RefinementGraphKey, start_address: int | None) -> ctypes.Structure:
@@ -393,13 +398,9 @@ class CudaRefiner:
         """Blocks of a linearisation."""
         return math.prod(-(-side // tile) for side, tile in zip(self._size, _LINEARISED, strict=True))
 
-    def _build_misfit_launch(self, graph_key: _RefinementGraphKey) -> Launch:
+    def _build_misfit_launch(self, graph_key: _RefinementGraphKey, judged: int, fits_address: int) -> Launch:
         p = self._build_kernel_params(graph_key.channels)
-        p.fits, p.fit_blocks, p.judged = (
-            self._get_plane_address(_BLOCK_FITS),
-            self._linearisation_block_count,
-            graph_key.misfit_count,
-        )
+        p.fits, p.fit_blocks, p.judged = fits_address, self._linearisation_block_count, judged
         p.shares = get_address(self._shares) if graph_key.blends else None
         return Launch(self._library, "guided_judge", 1, 1024, p)
 

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
-from fullfield.ops.tvl1.config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
+from fullfield.ops.tvl1.config import (
+    FILTER_RADIUS,
+    FILTER_STEPS,
+    JUDGED,
+    LEAST_FIT,
+    SPARSE_FILTER_STEPS,
+    RefinementConfig,
+)
 from fullfield.ops.tvl1.reference import (
     compute_central_gradient,
     compute_divergence,
@@ -36,8 +43,14 @@ class RefinementInput(NamedTuple):
     coupling: Tensor  # [H, W]
 
 
-def refine_pair_and_get_misfits(refinement_input: RefinementInput, config: RefinementConfig) -> tuple[Tensor, Tensor]:
-    """Refine one pair; return the flow [2, H, W], and the misfits before its first two rounds or the only one."""
+def refine_pair_and_get_misfits(
+    refinement_input: RefinementInput, config: RefinementConfig, *, is_between: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Refine one pair; return the flow [2, H, W], and the misfits before its first two rounds or the only one.
+
+    ``is_between``: another pass came before this one, and one follows.
+    """
+    steps = SPARSE_FILTER_STEPS if is_between else FILTER_STEPS
     colours, first, second, prior, coupling = refinement_input
     edge = compute_edge_weights(colours, config.edges)
     first, second = apply_gaussian_blur(first, config.blur), apply_gaussian_blur(second, config.blur)
@@ -55,7 +68,7 @@ def refine_pair_and_get_misfits(refinement_input: RefinementInput, config: Refin
                 flow, dual = update_flow_and_dual(flow, dual, tuple(system), edge, config)
             if warp < config.warps - 1:
                 flow = median_filter(flow, 5)
-        flow = filter_motion_boundaries_by_weighted_median(flow, colours, fit, config)
+        flow = filter_motion_boundaries_by_weighted_median(flow, colours, fit, config, steps)
     return damp_large_flow_changes(prior, flow, config.trust), compute_mean_misfits(torch.stack(round_maps))
 
 
@@ -151,12 +164,16 @@ def update_flow_and_dual(
 
 
 def filter_motion_boundaries_by_weighted_median(
-    flow: Tensor, colours: Tensor, fit: Tensor, config: RefinementConfig
+    flow: Tensor,
+    colours: Tensor,
+    fit: Tensor,
+    config: RefinementConfig,
+    steps: tuple[tuple[float, int, int], ...] = FILTER_STEPS,
 ) -> Tensor:
     """Filter near motion boundaries: find the least weighted distance to the flows around, by Weiszfeld's steps.
 
-    The last two steps read the neighbours on the squares of one colour of a chessboard each, the last one those of the
-    pixel's own. Each of the steps before reads half of such squares.
+    The last two of ``FILTER_STEPS`` read the neighbours on the squares of one colour of a chessboard each, the last one
+    those of the pixel's own. Each of the steps before reads half of such squares.
     """
     radius = FILTER_RADIUS
     _, height, width = flow.shape
@@ -178,15 +195,15 @@ def filter_motion_boundaries_by_weighted_median(
             weights.append(nearness * similarity * similarity * fit[rows, columns])
             flows.append(padded_flow[:, rows, columns])
             offsets.append((dy % 2, dx % 2))
-    present, soft = flow, 0.64
-    for starts in FILTER_STEPS:
+    present = flow
+    for soft, *starts in steps:
         total, mean = torch.full_like(flow[0], 1e-12), torch.zeros_like(flow)
         for weight, other, (row, column) in zip(weights, flows, offsets, strict=True):
             if starts[row] != column:
                 continue
             w = weight / torch.sqrt(((other - present) ** 2).sum(0) + soft**2)
             total, mean = total + w, mean + w * other
-        present, soft = mean / total, soft / 2
+        present = mean / total
     return torch.where(active, present, flow)
 
 

@@ -31,8 +31,9 @@ struct GuidedParams {
     float *flow_out, *dual_out;
     float *system, *edge, *coupling, *fit;  // 5, and 1 each
     BlockFit *fits;                    // of each block that linearises; null: not judged
-    double *misfits;                   // before each judged round
+    double *misfits;                   // before each judged round, the last of which is `judged`
     Shares *shares;                    // null: everything remains
+    const float *later;                // null, or the share of the later passes; at 0 their kernels do nothing
     int *flags;
     u32 *jumps;                        // a bit a pixel, pitch / 32 words a row
     i64 plane;
@@ -42,6 +43,7 @@ struct GuidedParams {
     int height, width, pitch, channels, taps, tiles, iterations, zero_dual, last, judged, fit_blocks;
 };
 
+static __device__ __forceinline__ bool is_skipped(const GuidedParams &p) { return p.later && *p.later == 0.f; }
 static __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < __int_as_float(0x7f800000); }
 
 // ---- loading
@@ -118,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(256) guided_across(const __grid_con
 // Copy the flow that a pass refines, and compute its coupling. The first pass notes the addresses of the call's tensors, and
 // values that are not finite.
 extern "C" __global__ void __launch_bounds__(256) guided_start(const __grid_constant__ GuidedParams p) {
+    if (is_skipped(p)) return;
     if (!p.given && blockIdx.x == 0 && threadIdx.x == 0)
         *p.inputs = {p.frames[0], p.prior, p.backward, p.result, p.frame_c[0], p.frame_y[0], p.frame_x[0]};
     const int x = blockIdx.x % p.tiles * 256 + threadIdx.x, y = blockIdx.x / p.tiles;
@@ -164,6 +167,7 @@ static __device__ __forceinline__ void sum_fit(const GuidedParams &p, float fit)
 // Linearise at the flow: M11, M12, M22, B1, B2; before a weighted median also the fit of the gradients, and before a judged
 // round the sum of theirs. A block: 32×8 pixels.
 extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_constant__ GuidedParams p) {
+    if (is_skipped(p)) return;
     const int own_x = blockIdx.x % p.tiles * 32 + threadIdx.x % 32, own_y = blockIdx.x / p.tiles * 8 + threadIdx.x / 32;
     const bool exists = own_x < p.width && own_y < p.height;
     if (!exists && !p.fits) return;
@@ -205,6 +209,7 @@ extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_
 // the dual variable down.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(const __grid_constant__ GuidedParams p) {
     __shared__ float2 first_flow[WARPS][2][32], last_dual[WARPS][2][32];
+    if (is_skipped(p)) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, reach = p.iterations + (p.iterations & 1);
     const int x0 = blockIdx.x % p.tiles * (64 - 2 * reach), y0 = blockIdx.x / p.tiles * (WARPS * ROWS - 2 * p.iterations);
     const int x = x0 - reach + 2 * lane, y = y0 - p.iterations + warp * ROWS;
@@ -312,7 +317,9 @@ static __device__ __forceinline__ void settle_at(const GuidedParams &p, int x, i
         p.flow_out[at + p.plane] = v;
         return;
     }
-    if (p.per_trust > 0.f) {
+    if (p.after_first && p.shares->later == 0.f) {  // the later passes were skipped
+        u = p.after_first[at], v = p.after_first[at + p.plane];
+    } else if (p.per_trust > 0.f) {
         const float2 given = given_at(p, x, y);
         const float du = u - given.x, dv = v - given.y, share = expf(-p.per_trust * (du * du + dv * dv));
         u = given.x + share * du;
@@ -334,33 +341,29 @@ static __device__ __forceinline__ void settle_at(const GuidedParams &p, int x, i
     in.result[packed + size] = v;
 }
 
-// Compute the misfits before the judged rounds, as `guided_reference.misfits`, and what remains, as `guided.remaining`. One block.
+// Compute the misfit before the judged round, as `guided_reference.misfits`, and what remains, as `guided.remaining`. One block.
 extern "C" __global__ void __launch_bounds__(1024) guided_judge(const __grid_constant__ GuidedParams p) {
     __shared__ double sums[1024], insides[1024];
-    double misfits[2] = {0., 0.};
-    for (int round = 0; round < p.judged; round++) {
-        double sum = 0., inside = 0.;
-        for (int n = threadIdx.x; n < p.fit_blocks; n += 1024) {
-            const BlockFit one = p.fits[round * p.fit_blocks + n];
-            sum += one.sum, inside += one.inside;
-        }
-        sums[threadIdx.x] = sum, insides[threadIdx.x] = inside;
-        for (int half = 512; half; half /= 2) {
-            __syncthreads();
-            if (threadIdx.x < half) {
-                sums[threadIdx.x] += sums[threadIdx.x + half];
-                insides[threadIdx.x] += insides[threadIdx.x + half];
-            }
-        }
-        __syncthreads();
-        misfits[round] = 1. - sums[0] / fmax(insides[0], 1.);
-        if (threadIdx.x == 0) p.misfits[round] = misfits[round];
-        __syncthreads();
+    double sum = 0., inside = 0.;
+    for (int n = threadIdx.x; n < p.fit_blocks; n += 1024) {
+        const BlockFit one = p.fits[n];
+        sum += one.sum, inside += one.inside;
     }
-    if (threadIdx.x || !p.shares) return;
+    sums[threadIdx.x] = sum, insides[threadIdx.x] = inside;
+    for (int half = 512; half; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) {
+            sums[threadIdx.x] += sums[threadIdx.x + half];
+            insides[threadIdx.x] += insides[threadIdx.x + half];
+        }
+    }
+    if (threadIdx.x) return;
+    const double misfit = 1. - sums[0] / fmax(insides[0], 1.);
+    p.misfits[p.judged] = misfit;
+    if (!p.shares) return;
     Shares shares = {1.f, 1.f};
-    if (p.judged > 1) {
-        const double fall = 1. - misfits[1] / fmax(misfits[0], 1e-12);
+    if (p.judged) {
+        const double fall = 1. - misfit / fmax(p.misfits[0], 1e-12);
         if (p.passes_fall > 0.f) shares.later = (float)fmin(fmax(4. * fall / p.passes_fall - 3., 0.), 1.);
         if (p.least_fall > 0.f) shares.all = (float)fmin(fmax(fall / p.least_fall, 0.), 1.);
     }
@@ -370,6 +373,7 @@ extern "C" __global__ void __launch_bounds__(1024) guided_judge(const __grid_con
 // Mark the pixels after which the flow jumps, a bit each, and keep the flow of all pixels; `guided_median` filters those near
 // a jump. A block: 32×8 pixels.
 extern "C" __global__ void __launch_bounds__(256) guided_jumps(const __grid_constant__ GuidedParams p) {
+    if (is_skipped(p)) return;
     const int lane = threadIdx.x % 32, x = blockIdx.x % p.tiles * 32 + lane, y = blockIdx.x / p.tiles * 8 + threadIdx.x / 32;
     if (y >= p.height) return;
     bool jump = false;
@@ -430,7 +434,7 @@ static __device__ __forceinline__ void median_step(const float2 *corner, const f
             if (i != (j % 2 ? ODD : EVEN)) continue;
             const float2 other = corner[j * NEAR_X + i];
             const float du = other.x - u, dv = other.y - v;
-            const float w = weight[j][i] * reciprocal_root(du * du + (dv * dv + soft));
+            const float w = weight[j][i] * reciprocal_root(du * du + (dv * dv + soft * soft));
             total += w;
             sum_u += w * other.x;
             sum_v += w * other.y;
@@ -447,11 +451,12 @@ static __device__ __forceinline__ void median_step(const float2 *corner, const f
 }
 
 // Filter the pixels near a jump in float32. Eight lanes take one pixel, each two columns of its window, and keep the weights
-// in registers through all steps.
-extern "C" __global__ void __launch_bounds__(256, 2) guided_median_float32(const __grid_constant__ GuidedParams p) {
+// in registers through all steps. SPARSE: every second column of every second row, in fewer steps.
+template <bool SPARSE> static __device__ __forceinline__ void filter_in_floats(const GuidedParams &p) {
     __shared__ float4 colours[NEAR_Y * NEAR_X];
     __shared__ float2 flows[NEAR_Y * NEAR_X];
     __shared__ u16 list[ACROSS * DOWN];
+    if (is_skipped(p)) return;
     const int count = list_near_jumps(p, list);
     if (count == 0) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -491,25 +496,41 @@ extern "C" __global__ void __launch_bounds__(256, 2) guided_median_float32(const
         for (int j = 0; j < SPAN; j++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
+                if (SPARSE && !(j % 2 && i)) continue;
                 const float4 other = colours[corner + j * NEAR_X + i];
                 const float r = other.x - own.x, g = other.y - own.y, b = other.z - own.z;
                 const float alike = fmaxf(1.f - (r * r + g * g + b * b), 0.f);
                 const float near = fmaxf(near_across[i] - p.per_reach * ((j - RADIUS) * (j - RADIUS)), 0.f);
                 weight[j][i] = near * alike * (alike * other.w);
             }
-        float u = before.x, v = before.y, soft = 0.64f * 0.64f;
+        float u = before.x, v = before.y;
         const float2 *window = flows + corner;
-        median_step<1, -1>(window, weight, soft, u, v);
-        median_step<-1, 0>(window, weight, soft *= 0.25f, u, v);
-        median_step<0, -1>(window, weight, soft *= 0.25f, u, v);
-        median_step<-1, 1>(window, weight, soft *= 0.25f, u, v);
-        median_step<1, 0>(window, weight, soft *= 0.25f, u, v);
-        median_step<0, 1>(window, weight, soft *= 0.25f, u, v);  // reads the pixel itself, too
+        if (SPARSE) {
+            median_step<-1, 1>(window, weight, 0.32f, u, v);
+            median_step<-1, 1>(window, weight, 0.13f, u, v);
+            median_step<-1, 1>(window, weight, 0.05f, u, v);
+            median_step<-1, 1>(window, weight, 0.02f, u, v);
+        } else {
+            median_step<1, -1>(window, weight, 0.64f, u, v);
+            median_step<-1, 0>(window, weight, 0.32f, u, v);
+            median_step<0, -1>(window, weight, 0.16f, u, v);
+            median_step<-1, 1>(window, weight, 0.08f, u, v);
+            median_step<1, 0>(window, weight, 0.04f, u, v);
+            median_step<0, 1>(window, weight, 0.02f, u, v);  // reads the pixel itself, too
+        }
         if (part == 0 && number < count) settle_at(p, x0 + column, y0 + row, u, v);
     }
 }
 
-// The filter in half precision, two columns in a word: colours over `filter_colour`, and flows against the pixel's own.
+extern "C" __global__ void __launch_bounds__(256, 2) guided_median_float32(const __grid_constant__ GuidedParams p) {
+    filter_in_floats<false>(p);
+}
+extern "C" __global__ void __launch_bounds__(256, 2) guided_median_float32_sparse(const __grid_constant__ GuidedParams p) {
+    filter_in_floats<true>(p);
+}
+
+// The filter in half precision, two columns in a word: colours over `filter_colour`, and flows against the one in the tile's
+// middle.
 #define HALVES(NAME, OPERATION)                                              \
     static __device__ __forceinline__ u32 NAME(u32 a, u32 b) {               \
         u32 r;                                                               \
@@ -547,11 +568,11 @@ static __device__ __forceinline__ u32 rough_reciprocal_roots(u32 a) {
 constexpr int SHARERS = 4;                                            // lanes that share a pixel
 constexpr int PAIRS_X = ACROSS + SPAN / 2;                            // words of a row: pixels x and x + 8
 
-// Run one step of Weiszfeld's as `median_step`.
+// Run one step of Weiszfeld's as `median_step`. Differences are summed: of long flows, halves have too few digits.
 template <int EVEN, int ODD>
 static __device__ __forceinline__ void halves_step(
-    const u32 (&weight)[SPAN][2], const u32 (&flow_u)[SPAN][2], const u32 (&flow_v)[SPAN][2], u32 soft, float &u, float &v) {
-    const u32 own_u = pair_f16(u, u), own_v = pair_f16(v, v);
+    const u32 (&weight)[SPAN][2], const u32 (&flow_u)[SPAN][2], const u32 (&flow_v)[SPAN][2], float soft, float &u, float &v) {
+    const u32 own_u = pair_f16(u, u), own_v = pair_f16(v, v), squared_soft = pair_f16(soft * soft, soft * soft);
     u32 totals = 0, sums_u = 0, sums_v = 0;
 #pragma unroll
     for (int j = 0; j < SPAN; j++)
@@ -559,11 +580,11 @@ static __device__ __forceinline__ void halves_step(
         for (int i = 0; i < 2; i++) {
             if (i != (j % 2 ? ODD : EVEN)) continue;
             const u32 du = subtract_halves(flow_u[j][i], own_u), dv = subtract_halves(flow_v[j][i], own_v);
-            const u32 squared = multiply_add_halves(dv, dv, multiply_add_halves(du, du, soft));
+            const u32 squared = multiply_add_halves(dv, dv, multiply_add_halves(du, du, squared_soft));
             const u32 w = multiply_halves(weight[j][i], rough_reciprocal_roots(squared));
             totals = add_halves(totals, w);
-            sums_u = multiply_add_halves(w, flow_u[j][i], sums_u);
-            sums_v = multiply_add_halves(w, flow_v[j][i], sums_v);
+            sums_u = multiply_add_halves(w, du, sums_u);
+            sums_v = multiply_add_halves(w, dv, sums_v);
         }
     float total = sum_halves(totals), sum_u = sum_halves(sums_u), sum_v = sum_halves(sums_v);
 #pragma unroll
@@ -572,18 +593,19 @@ static __device__ __forceinline__ void halves_step(
         sum_u += __shfl_xor_sync(ALL, sum_u, mask);
         sum_v += __shfl_xor_sync(ALL, sum_v, mask);
     }
-    const float inverse = 1.f / (total + 1e-12f);
-    u = sum_u * inverse;
-    v = sum_v * inverse;
+    const float inverse_root = reciprocal_root(total + 1e-12f), inverse = inverse_root * inverse_root;
+    u = from_f16(to_f16(u)) + sum_u * inverse;
+    v = from_f16(to_f16(v)) + sum_v * inverse;
 }
 
 // Filter the pixels near a jump in half precision. Four lanes take one pixel and hold its window in registers, four columns
-// each: 0, 1, 8 and 9; 2, 3, 10 and 11; ...
-extern "C" __global__ void __launch_bounds__(256, __CUDA_ARCH__ < 800 ? 1 : 2) guided_median_float16(const __grid_constant__ GuidedParams p) {
+// each: 0, 1, 8 and 9; 2, 3, 10 and 11; ... SPARSE: as above.
+template <bool SPARSE> static __device__ __forceinline__ void filter_in_halves(const GuidedParams &p) {
     __shared__ uint4 colours[NEAR_Y * PAIRS_X];  // red, green, blue and fit of two pixels each
-    __shared__ float4 flows[NEAR_Y * PAIRS_X];   // u of two pixels, v of them
+    __shared__ uint2 flows[NEAR_Y * PAIRS_X];    // u of two pixels, v of them
     __shared__ u32 near_down[SPAN];              // what a row takes from the nearness
     __shared__ u16 list[ACROSS * DOWN];
+    if (is_skipped(p)) return;
     const int count = list_near_jumps(p, list);
     if (count == 0) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -594,6 +616,8 @@ extern "C" __global__ void __launch_bounds__(256, __CUDA_ARCH__ < 800 ? 1 : 2) g
         const float taken = fmaxf(-p.per_reach * (dy * dy), -8.f);
         near_down[threadIdx.x] = pair_f16(taken, taken);
     }
+    const float *middle = p.flow + (i64)min(y0 + DOWN / 2, p.height - 1) * p.pitch + min(x0 + ACROSS / 2, p.width - 1);
+    const float middle_u = middle[0], middle_v = middle[p.plane];
     for (int n = threadIdx.x; n < NEAR_Y * NEAR_X; n += 256) {
         const int column = n % NEAR_X, row = n / NEAR_X, x = x0 - RADIUS + column, y = y0 - RADIUS + row;
         float colour[3] = {0.f, 0.f, 0.f}, fit = 0.f, u = 0.f, v = 0.f;  // outside the frame: no weight
@@ -604,16 +628,17 @@ extern "C" __global__ void __launch_bounds__(256, __CUDA_ARCH__ < 800 ? 1 : 2) g
             for (int c = 0; c < 3; c++)
                 if (c < p.channels) colour[c] = fminf(fmaxf(p.colour_scale * (at[c * in.c] - 0.5f), -100.f), 100.f);
             fit = p.fit[own];
-            u = fminf(fmaxf(p.flow[own], -3e4f), 3e4f), v = fminf(fmaxf(p.flow[own + p.plane], -3e4f), 3e4f);
+            u = fminf(fmaxf(p.flow[own] - middle_u, -3e4f), 3e4f), v = fminf(fmaxf(p.flow[own + p.plane] - middle_v, -3e4f), 3e4f);
         }
-        const u16 values[4] = {to_f16(colour[0]), to_f16(colour[1]), to_f16(colour[2]), to_f16(fit)};
+        const u16 values[6] = {to_f16(colour[0]), to_f16(colour[1]), to_f16(colour[2]), to_f16(fit), to_f16(u), to_f16(v)};
 #pragma unroll
         for (int second = 0; second < 2; second++) {
             const int at = row * PAIRS_X + column - 8 * second;
             if (second ? column < 8 : column >= PAIRS_X) continue;
 #pragma unroll
             for (int c = 0; c < 4; c++) ((u16 *)colours)[8 * at + 2 * c + second] = values[c];
-            ((float *)flows)[4 * at + second] = u, ((float *)flows)[4 * at + 2 + second] = v;
+#pragma unroll
+            for (int c = 0; c < 2; c++) ((u16 *)flows)[4 * at + 2 * c + second] = values[4 + c];
         }
     }
     __syncthreads();
@@ -631,34 +656,46 @@ extern "C" __global__ void __launch_bounds__(256, __CUDA_ARCH__ < 800 ? 1 : 2) g
         const int row = pixel / ACROSS, column = pixel % ACROSS, centre = (row + RADIUS) * PAIRS_X + column + RADIUS;
         const int corner = row * PAIRS_X + column + 2 * part;
         const uint4 own = colours[centre];
-        const float before_u = flows[centre].x, before_v = flows[centre].z;
         const u32 red = __byte_perm(own.x, 0, 0x1010), green = __byte_perm(own.y, 0, 0x1010), blue = __byte_perm(own.z, 0, 0x1010);
+        float u = from_f16((u16)flows[centre].x), v = from_f16((u16)flows[centre].y);
         u32 weight[SPAN][2], flow_u[SPAN][2], flow_v[SPAN][2];
 #pragma unroll
         for (int j = 0; j < SPAN; j++) {
             const u32 down = near_down[j];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
+                if (SPARSE && !(j % 2 && i)) continue;
                 const uint4 other = colours[corner + j * PAIRS_X + i];
-                const float4 flow = flows[corner + j * PAIRS_X + i];
+                const uint2 flow = flows[corner + j * PAIRS_X + i];
                 const u32 r = subtract_halves(other.x, red), g = subtract_halves(other.y, green), b = subtract_halves(other.z, blue);
                 u32 alike = multiply_add_halves(negate_halves(r), r, one);
                 alike = multiply_add_halves(negate_halves(g), g, alike);
                 alike = multiply_add_to_one(negate_halves(b), b, alike);
                 const u32 near = multiply_add_to_one(near_across[i], one, down);
                 weight[j][i] = multiply_halves(multiply_halves(multiply_halves(alike, alike), other.w), near);
-                flow_u[j][i] = pair_f16(flow.x - before_u, flow.y - before_u);
-                flow_v[j][i] = pair_f16(flow.z - before_v, flow.w - before_v);
+                flow_u[j][i] = flow.x, flow_v[j][i] = flow.y;
             }
         }
-        float u = 0.f, v = 0.f;
-        // Squares of 0.64, 0.32, ...
-        halves_step<1, -1>(weight, flow_u, flow_v, 0x368e368e, u, v);
-        halves_step<-1, 0>(weight, flow_u, flow_v, 0x2e8e2e8e, u, v);
-        halves_step<0, -1>(weight, flow_u, flow_v, 0x268e268e, u, v);
-        halves_step<-1, 1>(weight, flow_u, flow_v, 0x1e8e1e8e, u, v);
-        halves_step<1, 0>(weight, flow_u, flow_v, 0x168e168e, u, v);
-        halves_step<0, 1>(weight, flow_u, flow_v, 0x0e8e0e8e, u, v);  // reads the pixel itself, too
-        if (part == 0 && number < count) settle_at(p, x0 + column, y0 + row, before_u + u, before_v + v);
+        if (SPARSE) {
+            halves_step<-1, 1>(weight, flow_u, flow_v, 0.32f, u, v);
+            halves_step<-1, 1>(weight, flow_u, flow_v, 0.13f, u, v);
+            halves_step<-1, 1>(weight, flow_u, flow_v, 0.05f, u, v);
+            halves_step<-1, 1>(weight, flow_u, flow_v, 0.02f, u, v);
+        } else {
+            halves_step<1, -1>(weight, flow_u, flow_v, 0.64f, u, v);
+            halves_step<-1, 0>(weight, flow_u, flow_v, 0.32f, u, v);
+            halves_step<0, -1>(weight, flow_u, flow_v, 0.16f, u, v);
+            halves_step<-1, 1>(weight, flow_u, flow_v, 0.08f, u, v);
+            halves_step<1, 0>(weight, flow_u, flow_v, 0.04f, u, v);
+            halves_step<0, 1>(weight, flow_u, flow_v, 0.02f, u, v);  // reads the pixel itself, too
+        }
+        if (part == 0 && number < count) settle_at(p, x0 + column, y0 + row, middle_u + u, middle_v + v);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256, __CUDA_ARCH__ < 800 ? 1 : 2) guided_median_float16(const __grid_constant__ GuidedParams p) {
+    filter_in_halves<false>(p);
+}
+extern "C" __global__ void __launch_bounds__(256, __CUDA_ARCH__ < 800 ? 2 : 4) guided_median_float16_sparse(const __grid_constant__ GuidedParams p) {
+    filter_in_halves<true>(p);
 }

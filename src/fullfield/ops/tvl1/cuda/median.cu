@@ -8,6 +8,7 @@ struct MedianParams {
     i64 plane, item;          // elements of the level from one plane, one item to the next
     i64 target_plane;         // floats from one plane to the next
     int *flags;               // null, or where bit 2 is set for NaN or infinity
+    const float *later;       // null, or a number; if it is 0 nothing is filtered
     int height, width, pitch, target_pitch;
     int tiles_y, tiles_x;
 };
@@ -32,6 +33,7 @@ static __device__ __forceinline__ float2 flows_at(const Value *flow, const Value
 // Filter 2×2 pixels of a plane; a block filters 64×8. REACH: half the window's side.
 template <int REACH> static __device__ __forceinline__ void filter(const MedianParams &p) {
     constexpr int SIDE = 2 * REACH + 2;
+    if (p.later && *p.later == 0.f) return;
     u32 block = blockIdx.x;
     const int x0 = (block % p.tiles_x * 32 + threadIdx.x % 32) * 2;
     block /= p.tiles_x;
