@@ -28,7 +28,7 @@ typedef struct { int x; } Work, Value, Learned, T, word, grad_t, src_t;
 #define OFFSET(structure, field) __INTADDR__(&((structure *)0)->field)
 #else
 #define OFFSET(structure, field) __builtin_offsetof(structure, field)
-typedef struct { int x; } int4, uint4, float4;
+typedef struct { int x; } float2, int4, uint4, float4;
 #endif
 """
 

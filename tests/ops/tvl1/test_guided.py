@@ -502,7 +502,7 @@ def test_flow_refiner_works_in_and_outside_inference_mode() -> None:
 @pytest.mark.usefixtures("machine")
 def test_emulated_refiner_memory_equals_formula() -> None:
     refiner = CudaRefiner(30, 50, RefinementConfig(), CPU, SMALL)
-    assert refiner._planes.numel() * 4 == guided_cuda.count_buffer_bytes(30, 50) == 22 * 30 * 64 * 4
+    assert refiner._planes.numel() * 4 == guided_cuda.count_buffer_bytes(30, 50) == 24 * 30 * 64 * 4
 
 
 # ---- on a GPU

@@ -44,7 +44,7 @@ _Guided = parse_structures(_FOLDER / "guided.cu")["GuidedParams"]
 _Median = parse_structures(_FOLDER / "median.cu")["MedianParams"]
 _Rows = parse_structures(_FOLDER / "guided_rows.cu")["RowsParams"]
 # Planes of the state.
-_GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT, PLANES = 0, (2, 4), (6, 10), 14, 19, 20, 21, 22
+_GRADIENTS, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT, PLANES = 0, (4, 6), (8, 12), 16, 21, 22, 23, 24
 
 
 @dataclass(frozen=True)
@@ -282,8 +282,8 @@ class CudaRefiner:
         p: ctypes.Structure = _Guided()
         p.inputs, p.flags, p.kernel = get_address(self._inputs), get_address(self._flags), get_address(self._kernel)
         p.misfits = get_address(self._misfits)
-        p.grey, p.system, p.edge, p.coupling, p.fit = (
-            self._get_plane_address(n) for n in (_GREY, _SYSTEM, _EDGE, _COUPLING, _FIT)
+        p.gradients, p.system, p.edge, p.coupling, p.fit = (
+            self._get_plane_address(n) for n in (_GRADIENTS, _SYSTEM, _EDGE, _COUPLING, _FIT)
         )
         p.jumps = self._get_plane_address(_SYSTEM)  # free between the last iteration and the next linearisation
         p.plane, p.pitch, p.taps, p.channels = self._planes.stride(0), self._pitch, len(self._kernel), channels

@@ -26,7 +26,8 @@ struct GuidedParams {
     float *refined;                    // 2 planes, the pass's result; null: `result` of the inputs
     const float *after_first;          // 2 planes, result of the first pass; null if there is no other
     const float *kernel;               // weights of the blur at -taps / 2 ... taps / 2
-    float *scratch, *grey;             // 2 planes each, one for each frame
+    float *scratch;                    // 2 planes, one for each frame
+    float2 *gradients;                 // of the blurred frames; as many as 2 planes hold for each
     const float *flow, *dual;          // 2 and 4 planes
     float *flow_out, *dual_out;
     float *system, *edge, *coupling, *fit;  // 5, and 1 each
@@ -95,17 +96,23 @@ static __device__ __forceinline__ float squared_distance(const GuidedParams &p, 
     return sum;
 }
 
-// Blur both frames from left to right; compute the smoothness's weights of the first frame.
+// Blur both frames from left to right, for their gradients; compute the smoothness's weights of the first frame.
 extern "C" __global__ void __launch_bounds__(256) guided_across(const __grid_constant__ GuidedParams p) {
     const int x = blockIdx.x % p.tiles * 256 + threadIdx.x, y = blockIdx.x / p.tiles;
     if (x >= p.width) return;
-    const i64 row = (i64)y * p.pitch, at = row + x;
+    const i64 at = (i64)y * p.pitch + x;
 #pragma unroll
     for (int frame = 0; frame < 2; frame++) {
-        float sum = 0.f;
-        for (int t = 0; t < p.taps; t++)
-            sum += p.kernel[t] * p.scratch[frame * p.plane + row + min(max(x + t - p.taps / 2, 0), p.width - 1)];
-        p.grey[frame * p.plane + at] = sum;
+        float2 gradient = {0.f, 0.f};
+        for (int t = 0; t < p.taps; t++) {
+            const auto value = [&](int column, int line) {
+                column = min(max(min(max(column, 0), p.width - 1) + t - p.taps / 2, 0), p.width - 1);
+                return p.scratch[frame * p.plane + (i64)min(max(line, 0), p.height - 1) * p.pitch + column];
+            };
+            gradient.x += 0.5f * p.kernel[t] * (value(x + 1, y) - value(x - 1, y));
+            gradient.y += 0.5f * p.kernel[t] * (value(x, y + 1) - value(x, y - 1));
+        }
+        p.gradients[frame * p.plane + at] = gradient;
     }
     const float *own = p.frames[0] + y * p.frame_y[0] + x * p.frame_x[0];
     const i64 right = x < p.width - 1 ? p.frame_x[0] : 0, below = y < p.height - 1 ? p.frame_y[0] : 0;
@@ -143,11 +150,35 @@ extern "C" __global__ void __launch_bounds__(256) guided_start(const __grid_cons
 
 // ---- the data term
 
-struct Gradient { float x, y; };
-static __device__ __forceinline__ Gradient gradient_at(const GuidedParams &p, int x, int y) {
-    const float *row = p.grey + (i64)y * p.pitch;
-    return {0.5f * (row[min(x + 1, p.width - 1)] - row[max(x - 1, 0)]),
-            0.5f * (p.grey[(i64)min(y + 1, p.height - 1) * p.pitch + x] - p.grey[(i64)max(y - 1, 0) * p.pitch + x])};
+// Blend the 4×4 gradients around a target, of which `at(j, i)` returns one.
+template <class At> static __device__ __forceinline__ float2 blended(const Place &place, At at) {
+    float2 sum = {0.f, 0.f};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float2 across = {0.f, 0.f};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 gradient = at(j, i);
+            across.x += place.wx[i] * gradient.x;
+            across.y += place.wx[i] * gradient.y;
+        }
+        sum.x += place.wy[j] * across.x;
+        sum.y += place.wy[j] * across.y;
+    }
+    return sum;
+}
+
+// Sample the second frame's gradient.
+static __device__ __forceinline__ float2 sampled_gradient(const GuidedParams &p, const Place &place) {
+    const float2 *second = p.gradients + p.plane;
+    const int x = place.column - 1, y = place.row - 1;
+    if (x >= 0 && x + 3 < p.width && y >= 0 && y + 3 < p.height) {
+        const float2 *corner = second + (i64)y * p.pitch + x;
+        return blended(place, [&](int j, int i) { return corner[(i64)j * p.pitch + i]; });
+    }
+    return blended(place, [&](int j, int i) {
+        return second[(i64)min(max(y + j, 0), p.height - 1) * p.pitch + min(max(x + i, 0), p.width - 1)];
+    });
 }
 
 // Sum the fit of a block's pixels in a fixed order.
@@ -175,15 +206,15 @@ extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_
     const i64 at = (i64)y * p.pitch + x;
     const float u = p.flow[at], v = p.flow[at + p.plane], c = p.coupling[at];
     const float2 given = given_at(p, x, y);
-    const Frames frames = {p.grey, p.grey + p.plane, p.pitch, p.height, p.width, 0.f};
+    const float2 *row = p.gradients + (i64)y * p.pitch;
+    const float2 own = row[x], left = row[max(x - 1, 0)], right = row[min(x + 1, p.width - 1)];
+    const float above = p.gradients[(i64)max(y - 1, 0) * p.pitch + x].y;
+    const float below = p.gradients[(i64)min(y + 1, p.height - 1) * p.pitch + x].y;
     Place place;
-    const bool inside = placed<true>(frames, x, y, u, v, place);
-    const Sample s = sampled(frames, place);
-    const Gradient own = gradient_at(p, x, y), right = gradient_at(p, min(x + 1, p.width - 1), y);
-    const Gradient left = gradient_at(p, max(x - 1, 0), y), below = gradient_at(p, x, min(y + 1, p.height - 1));
-    const Gradient above = gradient_at(p, x, max(y - 1, 0));
-    const float xx = 0.5f * (right.x - left.x), xy = 0.5f * (right.y - left.y), yy = 0.5f * (below.y - above.y);
-    const float rx = 0.5f * s.gx - own.x, ry = 0.5f * s.gy - own.y, data = inside ? p.lambda : 0.f;
+    const bool inside = placed<true>({nullptr, nullptr, p.pitch, p.height, p.width, 0.f}, x, y, u, v, place);
+    const float2 there = sampled_gradient(p, place);
+    const float xx = 0.5f * (right.x - left.x), xy = 0.5f * (right.y - left.y), yy = 0.5f * (below - above);
+    const float rx = there.x - own.x, ry = there.y - own.y, data = inside ? p.lambda : 0.f;
     const float wx = data * reciprocal_root(rx * rx + p.squared_epsilon), wy = data * reciprocal_root(ry * ry + p.squared_epsilon);
     const float fit = inside && exists ? p.squared_residual / (p.squared_residual + (rx * rx + ry * ry)) : 0.f;
     if (p.fits) sum_fit(p, fit);
