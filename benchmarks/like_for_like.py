@@ -268,7 +268,7 @@ def networks_table() -> str:
 
 def load_lookup_cases() -> list[Measured]:
     """Return (case, results) of the lookup's benchmark; the first that has a contender counts."""
-    ours = ("like_lookups", "like_lookups_float32", "like_lookups_1024", "like_alt_1024", "like_blocks")
+    ours = ("like_lookups", "like_lookups_float32", "like_lookups_1024", "like_blocks")
     names = (*ours, "like_lookups_small", "like_localcorr", "like_localcorr_half")
     older = ("sizes", "alt")
     sweeps = ("like_updates.json", "like_channels.json")
