@@ -108,6 +108,13 @@ def test_train_flow_writes_weights_that_flow_reads(cli: Any, pairs: Path, monkey
     ran = cli(*command, "--validate", "pairs:mine", "--validation-pairs", "2", "--curves")
     assert ran.code == 2
     assert "scenes.figures.blur was 0.125, is " in ran.err
+    recipe["scenes"]["figures"] |= {"blur": PRESETS["figures"].blur, "veils": 0.1}  # a field that is gone
+    (pairs / "run" / "recipe.json").write_text(json.dumps(recipe))
+    ran = cli(*command, "--validate", "pairs:mine", "--validation-pairs", "2", "--curves")
+    assert ran.code == 2
+    assert "(scenes.figures.veils was 0.1, is None); use another folder, and --after run " in ran.err
+    ran = cli("train", "flow", "-o", "further", *command[4:], "--after", "run")
+    assert ran.code == 0, ran.err
 
 
 def test_train_flow_init_starts_from_given_weights(cli: Any, pairs: Path) -> None:

@@ -22,7 +22,7 @@ from fullfield.models.state import load_state_into, read_safetensors
 RECIPE, WEIGHTS, HISTORY, STATE = "recipe.json", "weights.safetensors", "history.csv", "state"
 POINTER = "state.json"  # in the folder STATE
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_LIMITS = ("training.steps ", "training.seconds ")
+_CHANGEABLE_WITH_AFTER = ("training.steps ", "training.seconds ", "scenes.")
 
 
 class DivergedError(InputError):
@@ -210,7 +210,7 @@ def write_or_check_recipe(path: Path, recipe: Mapping[str, Any], *, has_started:
     file, advice = SettingsFile(path, "the configuration of a training run"), "use another folder"
     stored = file.read_if_exists() if has_started else None
     changes = [] if stored is None else file.list_changes(stored, recipe)
-    if "after" in recipe and changes and all(change.startswith(_LIMITS) for change in changes):
+    if "after" in recipe and changes and all(change.startswith(_CHANGEABLE_WITH_AFTER) for change in changes):
         advice += f", and --after {path.parent} (FlowRun(after=...)) to train these weights further"
     file.write_or_check_and_return_previous(recipe, has_results=lambda: has_started, advice=advice)
 

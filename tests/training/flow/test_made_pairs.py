@@ -18,7 +18,6 @@ from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, TEXTURE
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import PicturePack, create_procedural_picture_pack
 from fullfield.training.flow.scene import sample_scenes
-from fullfield.training.flow.weather import draw_veils_inplace, sample_veils_if_any
 from refusals import refuses
 
 SIZE = (40, 56)
@@ -258,7 +257,6 @@ def test_pair_generator_names_bad_arguments(pictures: PicturePack) -> None:
         {"pan_motion": 0},
         {"haze": 2},
         {"dark": 2},
-        {"veils": -1},
     ):
         refuses(f"^{next(iter(style))}: expected", SceneStyle, **style)
     refuses(r"^pair_count: expected", PairGenerator(SIZE, pictures=pictures).batch, 0, 0)
@@ -370,25 +368,3 @@ def test_scene_style_plain_meshes_have_colours_alone(pictures: PicturePack) -> N
     assert float(shades.min()) < 0.1
     assert float(shades.max()) > 0.9
     assert float(shades.std(1).mean()) > 0.1  # materials differ
-
-
-def test_scene_style_veils_change_frames_alone(pictures: PicturePack) -> None:
-    """They drift: over identical frames too, and a pair has its own, whatever its batch."""
-
-    def create_pairs(veils: float) -> PairGenerator:
-        return PairGenerator(SMALL, seed=3, pictures=pictures, style=STYLE.replace(veils=veils), compressed=0)
-
-    plain, veiled, some = (create_pairs(share).batch(0, 8) for share in (0, 1, 0.5))
-    for name in ("flow", "valid", "occluded"):
-        assert torch.equal(getattr(veiled, name), getattr(plain, name))
-    changed = [(other.frame1 != plain.frame1).flatten(1).any(1) for other in (veiled, some)]
-    assert int(changed[0].sum()) >= 7
-    assert 1 <= int(changed[1].sum()) <= 7
-    assert torch.equal(veiled.frame1[changed[1]], some.frame1[changed[1]])
-    assert torch.allclose(create_pairs(1).batch(3, 2).frame2, veiled.frame2[6:], atol=1e-6)
-    opened, closed = torch.zeros(1, 3, 60, 80), torch.zeros(1, 3, 60, 80)
-    for number in range(10):
-        veils = sample_veils_if_any([number], (60, 80), seed=0, style=SceneStyle(veils=1))
-        assert veils is not None
-        draw_veils_inplace(opened, closed, veils)
-    assert float((opened - closed).abs().mean()) > 0.02

@@ -178,8 +178,6 @@ class SceneStyle(Config):
     """Share of scenes whose surfaces fade to one colour with their distance."""
     dark: float = 0.0
     """Share of scenes in little light."""
-    veils: float = 0.0
-    """Share of pairs with mist or shadows before everything, which drift on their own and have no part in the flow."""
     instants: int = 12
     """Instants that an exposure with motion blur averages; one without takes up to four samples of each pixel."""
 
@@ -205,7 +203,6 @@ class SceneStyle(Config):
             "smooth",
             "haze",
             "dark",
-            "veils",
         ):
             _check.check_number(getattr(self, name), name, low=0.0, high=1.0)
 
@@ -219,9 +216,7 @@ class SceneStyle(Config):
 PRESETS = {
     "usual": SceneStyle(),
     "small": SceneStyle(camera_motion=3.0, object_motion=4.0, spread=0.9, smooth=0.2),
-    "figures": SceneStyle(
-        object_motion=16.0, pans=0.15, blur=0.4, thin=0.3, figures=1.0, haze=0.25, dark=0.25, veils=0.1
-    ),
+    "figures": SceneStyle(object_motion=16.0, pans=0.15, blur=0.4, thin=0.3, figures=1.0, haze=0.25, dark=0.25),
     "bodies": SceneStyle(
         camera_motion=6.0,
         object_motion=26.0,
@@ -234,7 +229,6 @@ PRESETS = {
         gamma=2.0,
         haze=0.25,
         dark=0.25,
-        veils=0.1,
     ),
     "meshes": SceneStyle(
         camera_motion=6.0,
@@ -250,7 +244,6 @@ PRESETS = {
         gamma=2.0,
         haze=0.25,
         dark=0.25,
-        veils=0.1,
     ),
 }
 MIXTURE = {"meshes": 0.4, "bodies": 0.2, "usual": 0.14, "figures": 0.08, "small": 0.18}

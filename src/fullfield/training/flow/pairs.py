@@ -20,7 +20,6 @@ from fullfield.training.flow.layered.meshes import MeshTable
 from fullfield.training.flow.mesh_shapes import create_procedural_meshes
 from fullfield.training.flow.pictures import PicturePack, create_procedural_picture_pack
 from fullfield.training.flow.scene import sample_scenes
-from fullfield.training.flow.weather import Veils, draw_veils_inplace, sample_veils_if_any
 
 _BLOCK = 8  # of JPEG
 _LUMA = torch.tensor(
@@ -40,8 +39,8 @@ class PairGenerator:
 
     A scene is a set of opaque planar cards in space before a moving camera: silhouettes, boxes, rooms and grounds, with
     motion blur, changing light, defocus and noise; then some pairs get the blocks of JPEG. The style sets the shares;
-    it can add thin bars, jointed figures, bodies of ellipsoids, triangle meshes, haze, darkness, and mist or shadows
-    that drift before everything, which are off by default.
+    it can add thin bars, jointed figures, bodies of ellipsoids, triangle meshes, haze and darkness, which are off by
+    default.
     :mod:`fullfield.training.flow.layered` documents what is rendered and why the flow is exact.
 
     Args:
@@ -96,15 +95,13 @@ class PairGenerator:
         """Return the pairs ``batch_index * pair_count`` to ``(batch_index + 1) * pair_count - 1``."""
         _check.check_number(batch_index, "batch_index", integer=True, low=0)
         _check.check_number(pair_count, "pair_count", integer=True, low=1)
-        scenes, veils, steps = self._drawn.take_or_build_batch(batch_index, pair_count)
+        scenes, steps = self._drawn.take_or_build_batch(batch_index, pair_count)
         totals = None if scenes.meshes is None else scenes.meshes.count_vertices_and_triangles()
         if self.device.type == "cuda":
             scenes = scenes.map_tensors(self._copy_to_device_without_waiting)
         frame1, frame2, flow, valid, occluded = render_pairs(
             scenes, self.atlas, self.size, vertex_and_triangle_counts=totals
         )
-        if veils is not None:
-            draw_veils_inplace(frame1, frame2, Veils(*map(self._copy_to_device_without_waiting, veils)))
         if steps.any():
             frame1, frame2 = self._simulate_jpeg_in_selected_pairs_inplace(frame1, frame2, steps)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
@@ -138,7 +135,7 @@ class PairGenerator:
 
 @dataclass(frozen=True)
 class _SceneSampler:
-    """Function that draws a batch on the CPU: its scenes, veils, and the steps of JPEG's quantisation, 0 for none."""
+    """Function that draws a batch on the CPU: its scenes, and the steps of JPEG's quantisation, 0 for none."""
 
     size: tuple[int, int]
     seed: int
@@ -148,14 +145,13 @@ class _SceneSampler:
     style: SceneStyle
     compressed: float
 
-    def __call__(self, batch_index: int, pair_count: int) -> tuple[LayeredScenes, Veils | None, Tensor]:
+    def __call__(self, batch_index: int, pair_count: int) -> tuple[LayeredScenes, Tensor]:
         numbers = range(batch_index * pair_count, (batch_index + 1) * pair_count)
         counts = {"picture_count": self.pictures, "shape_count": self.shapes}
         scenes = sample_scenes(numbers, self.size, seed=self.seed, mesh_table=self.meshes, style=self.style, **counts)
-        veils = sample_veils_if_any(numbers, self.size, seed=self.seed, style=self.style) if self.style.veils else None
         draw = np.stack([np.random.Generator(np.random.SFC64([self.seed, number, 1])).random(2) for number in numbers])
         steps = np.where(draw[:, 0] < self.compressed, np.exp(draw[:, 1] * math.log(12.0)), 0.0)
-        return scenes, veils, torch.from_numpy(steps.astype(np.float32))
+        return scenes, torch.from_numpy(steps.astype(np.float32))
 
 
 def _simulate_jpeg_compression(frames: Tensor, quantization_steps: Tensor) -> Tensor:
