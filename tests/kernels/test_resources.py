@@ -178,11 +178,12 @@ def of_norms(arch: str) -> Limits:
 
 
 def of_networks(arch: str) -> Limits:
-    in_half = 512 if arch == "sm_87" else 0
+    del arch
     for dtype in DTYPES:
         yield fused.generate_passes_source(dtype), "", 64, 0
-        yield fused.generate_depthwise_source(dtype, 384), "depthwise", 64, 4096 if dtype == torch.float32 else in_half
-        yield fused.generate_depthwise_source(dtype, 384), "depthwise_norm", 64, 4096 if dtype == torch.float32 else 256
+        # Three blocks a multiprocessor, of six warps each.
+        spilled = 832 if dtype == torch.float32 else 0
+        yield fused.generate_depthwise_source(dtype, 384), "depthwise depthwise_norm", 96, spilled
         for factor, channels_last in ((8, True), (8, False), (3, True)):
             yield fused.generate_convex_source(dtype, factor, channels_last), "convex", 168, 0
     for channels in (2, 6, 7):

@@ -364,7 +364,7 @@ def test_fused_kernels_launch_expected_grids(monkeypatch: pytest.MonkeyPatch) ->
     cuda.normalize_relu_add_relu_(x, ScaleAndShift(None, torch.zeros(16)))
     wide, row = torch.zeros(2, 20, 30, 64), torch.zeros(64)
     cuda.convolve_depthwise_and_normalize(wide, row, row, 1e-5, wide)
-    assert launched == [("gelu", 19, 256, 1), ("affine", 10, 256, 2), ("depthwise_norm", 40, 32, 4)]
+    assert launched == [("gelu", 19, 256, 1), ("affine", 10, 256, 2), ("depthwise_norm", 20, 32, 4)]
 
 
 def test_fused_kernels_explain_refusals() -> None:

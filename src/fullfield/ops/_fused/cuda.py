@@ -22,6 +22,7 @@ _MAX_FIELDS = 7  # channels whose gradients kernels give
 _THREADS = 256
 _FOLDER = Path(__file__).parent
 _DECLARED = parse_structures(*(_FOLDER / name for name in ("passes.cu", "depthwise.cu", "convex.cu")))
+_STRIP, _STRIP_ROWS = map(_DECLARED.evaluate_integer_sum, ("STRIP", "ROWS"))
 _GRADIENT_PARAMS = parse_structures(_launching.CONVEX_CELLS, _FOLDER / "convex_gradients.cu")
 _Gradients = _GRADIENT_PARAMS["ConvexGradientParams"]
 GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_GRADIENT_PARAMS.evaluate_integer_sum(name) for name in ("SIDE", "CELLS"))
@@ -283,7 +284,9 @@ def convolve_depthwise_and_normalize(x: Tensor, weight: Tensor, bias: Tensor, ep
     params.x, params.weight, params.bias, params.out = (t.data_ptr() for t in (x, weight, bias, out))
     params.height, params.width, params.epsilon = height, width, epsilon
     kernels = _load_kernels(generate_depthwise_source(x.dtype, channels), x)
-    kernels.launch("depthwise_norm", batch * height, channels // 2, params, grid_rows=-(-width // 8))
+    kernels.launch(
+        "depthwise_norm", batch * -(-height // _STRIP_ROWS), channels // 2, params, grid_rows=-(-width // _STRIP)
+    )
 
 
 def explain_depthwise_refusal(x: Tensor, weight: Tensor) -> str | None:
@@ -305,7 +308,9 @@ def convolve_depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
     params.height, params.width = height, width
     if x.numel():
         kernels = _load_kernels(generate_depthwise_source(x.dtype, channels), x)
-        kernels.launch("depthwise", batch * height, channels // 2, params, grid_rows=-(-width // 8))
+        kernels.launch(
+            "depthwise", batch * -(-height // _STRIP_ROWS), channels // 2, params, grid_rows=-(-width // _STRIP)
+        )
 
 
 def write_convex_upsampled_strip(

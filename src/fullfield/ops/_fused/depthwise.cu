@@ -2,12 +2,15 @@
 //
 // Macros: CHANNELS, a multiple of 64, at most 2048.
 //
-// A block has CHANNELS / 2 threads and computes STRIP pixels of a row. A thread computes two channels of all of them, so
-// a warp accesses 32 neighbouring pairs. Sums over the channels use shuffles that halve the number of values.
+// A block has CHANNELS / 2 threads and computes STRIP pixels of each of ROWS rows, which share what they read: memory
+// limits one row of pixels. A thread computes two channels of all of them, so a warp accesses 32 neighbouring pairs. Sums
+// over the channels use shuffles that halve the number of values.
 
 #define STRIP 8
+#define ROWS 2
+#define PIXELS (ROWS * STRIP)
 #define WARPS (CHANNELS / 64)
-#define BLOCKS (2048 / CHANNELS)  // that run on a multiprocessor at once
+#define BLOCKS (CHANNELS > 1024 ? 1 : 1280 / CHANNELS)  // that run on a multiprocessor at once
 
 struct DepthwiseParams {
     const Value *x;          // [B, h, w, CHANNELS]
@@ -30,41 +33,40 @@ static __device__ __forceinline__ float2 widened(Pair v) {
 }
 #endif
 
-// Load one row that a block reads; zeros outside the image. INNER: all columns are inside.
+// Load a pair of row y that a block reads; zero outside the image. INNER: all columns are inside.
 template <bool INNER>
-static __device__ __forceinline__ void load_row(const Value *x, int y, int x0, const DepthwiseParams &p, Pair (&v)[STRIP + 6]) {
-    const bool inside = y >= 0 && y < p.height;
-    const Value *from = x + ((i64)y * p.width + x0 - 3) * CHANNELS;
-#pragma unroll
-    for (int j = 0; j < STRIP + 6; j++) {
-        v[j] = Pair();
-        if (inside && (INNER || (u32)(x0 - 3 + j) < (u32)p.width)) v[j] = *(const Pair *)(from + j * CHANNELS);
-    }
+static __device__ __forceinline__ Pair load_pair(const Value *x, int y, int x0, int j, const DepthwiseParams &p) {
+    const bool inside = (u32)y < (u32)p.height && (INNER || (u32)(x0 - 3 + j) < (u32)p.width);
+    return inside ? *(const Pair *)(x + ((i64)y * p.width + x0 - 3) * CHANNELS + j * CHANNELS) : Pair();
 }
 
+// Add the convolution to the pixels: row by row of the image, of which the next is loaded while one is added.
 template <bool INNER>
-static __device__ __forceinline__ void convolve(const Value *x, int y0, int x0, const DepthwiseParams &p, float2 (&total)[STRIP]) {
+static __device__ __forceinline__ void convolve(const Value *x, int y0, int x0, const DepthwiseParams &p, float2 (&total)[PIXELS]) {
     const float *weight = p.weight + 2 * threadIdx.x;
-    Pair next[STRIP + 6];
-    load_row<INNER>(x, y0 - 3, x0, p, next);
+    Pair row[STRIP + 6];
+    float2 w[ROWS][7];  // row k - r of the weights, which row r of the pixels needs
 #pragma unroll
-    for (int k = 0; k < 7; k++) {
-        float2 w[7];
-        Pair row[STRIP + 6];
+    for (int j = 0; j < STRIP + 6; j++) row[j] = load_pair<INNER>(x, y0 - 3, x0, j, p);
+#pragma unroll 1
+    for (int k = 0; k < ROWS + 6; k++, weight += 7 * CHANNELS) {
 #pragma unroll
-        for (int j = 0; j < STRIP + 6; j++) row[j] = next[j];
-        if (k < 6) load_row<INNER>(x, y0 - 2 + k, x0, p, next);
+        for (int i = 0; i < 7; i++) {
 #pragma unroll
-        for (int i = 0; i < 7; i++) w[i] = __ldg((const float2 *)(weight + (k * 7 + i) * CHANNELS));
+            for (int r = ROWS - 1; r > 0; r--) w[r][i] = w[r - 1][i];
+            if (k < 7) w[0][i] = __ldg((const float2 *)(weight + i * CHANNELS));
+        }
 #pragma unroll
         for (int j = 0; j < STRIP + 6; j++) {
             const float2 v = widened(row[j]);
+            if (k < ROWS + 5) row[j] = load_pair<INNER>(x, y0 - 2 + k, x0, j, p);
 #pragma unroll
-            for (int i = 0; i < STRIP; i++)
-                if (j - i >= 0 && j - i < 7) {
-                    total[i].x = fmaf(v.x, w[j - i].x, total[i].x);
-                    total[i].y = fmaf(v.y, w[j - i].y, total[i].y);
-                }
+            for (int n = 0; n < PIXELS; n++) {
+                const int r = n / STRIP, i = j - n % STRIP;
+                if (k < r || k > r + 6 || i < 0 || i > 6) continue;
+                total[n].x = fmaf(v.x, w[r][i].x, total[n].x);
+                total[n].y = fmaf(v.y, w[r][i].y, total[n].y);
+            }
         }
     }
 }
@@ -79,66 +81,68 @@ static __device__ __forceinline__ void store_pair(Value *to, float first, float 
 }
 
 extern "C" __global__ void __launch_bounds__(CHANNELS / 2, BLOCKS) depthwise(const DepthwiseParams p) {
-    const int c = 2 * threadIdx.x, x0 = blockIdx.y * STRIP, item = blockIdx.x / p.height, y0 = blockIdx.x % p.height;
+    const int strips = (p.height + ROWS - 1) / ROWS, c = 2 * threadIdx.x;
+    const int x0 = blockIdx.y * STRIP, item = blockIdx.x / strips, y0 = blockIdx.x % strips * ROWS;
     const Value *x = p.x + (i64)item * p.height * p.width * CHANNELS + c;
-    float2 total[STRIP];
+    float2 total[PIXELS];
 #pragma unroll
-    for (int i = 0; i < STRIP; i++) total[i] = make_float2(0.f, 0.f);
+    for (int n = 0; n < PIXELS; n++) total[n] = make_float2(0.f, 0.f);
     if (x0 >= 3 && x0 + STRIP + 3 <= p.width) convolve<true>(x, y0, x0, p, total);
     else convolve<false>(x, y0, x0, p, total);
-    Value *out = p.out + (((i64)item * p.height + y0) * p.width + x0) * CHANNELS + c;
+    Value *out = p.out + (i64)item * p.height * p.width * CHANNELS + c;
 #pragma unroll
-    for (int i = 0; i < STRIP; i++)
-        if (x0 + i < p.width) store_pair(out + i * CHANNELS, total[i].x, total[i].y);
+    for (int n = 0; n < PIXELS; n++) {
+        const int y = y0 + n / STRIP, column = x0 + n % STRIP;
+        if (y < p.height && column < p.width) store_pair(out + ((i64)y * p.width + column) * CHANNELS, total[n].x, total[n].y);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(CHANNELS / 2, BLOCKS) depthwise_norm(const DepthwiseParams p) {
-    __shared__ float partial[WARPS][2 * STRIP];
-    __shared__ float2 norms[STRIP];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = 2 * threadIdx.x;
-    const int x0 = blockIdx.y * STRIP, item = blockIdx.x / p.height, y0 = blockIdx.x % p.height;
+    __shared__ float partial[WARPS][2 * PIXELS];
+    __shared__ float2 norms[PIXELS];
+    const int strips = (p.height + ROWS - 1) / ROWS, lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = 2 * threadIdx.x;
+    const int x0 = blockIdx.y * STRIP, item = blockIdx.x / strips, y0 = blockIdx.x % strips * ROWS;
     const Value *x = p.x + (i64)item * p.height * p.width * CHANNELS + c;
-    float2 total[STRIP];
+    float2 total[PIXELS];
     const float2 bias = *(const float2 *)(p.bias + c);
 #pragma unroll
-    for (int i = 0; i < STRIP; i++) total[i] = bias;
+    for (int n = 0; n < PIXELS; n++) total[n] = bias;
     if (x0 >= 3 && x0 + STRIP + 3 <= p.width) convolve<true>(x, y0, x0, p, total);
     else convolve<false>(x, y0, x0, p, total);
     // Lane l ends with the warp's sum of value l: sums of the pixels, then sums of squares.
-    float v[2 * STRIP];
+    float v[2 * PIXELS];
 #pragma unroll
-    for (int i = 0; i < STRIP; i++) {
-        const float2 t = total[i];
-        v[i] = t.x + t.y;
-        v[STRIP + i] = fmaf(t.x, t.x, t.y * t.y);
+    for (int n = 0; n < PIXELS; n++) {
+        const float2 t = total[n];
+        v[n] = t.x + t.y;
+        v[PIXELS + n] = fmaf(t.x, t.x, t.y * t.y);
     }
 #pragma unroll
-    for (int half = 16; half > STRIP; half /= 2)
-#pragma unroll
-        for (int i = 0; i < 2 * STRIP; i++) v[i] += __shfl_xor_sync(ALL, v[i], half);
-#pragma unroll
-    for (int half = STRIP; half > 0; half /= 2) {
+    for (int step = 0; step < 5; step++) {
+        const int half = PIXELS >> step;
         const bool upper = lane & half;
 #pragma unroll
-        for (int i = 0; i < half; i++) {
+        for (int i = 0; i < PIXELS; i++) {
+            if (i >= half) continue;  // a bound of PIXELS, not half, is unrolled
             const float mine = upper ? v[i + half] : v[i], other = upper ? v[i] : v[i + half];
             v[i] = mine + __shfl_xor_sync(ALL, other, half);
         }
     }
-    if (lane < 2 * STRIP) partial[warp][lane] = v[0];
+    partial[warp][lane] = v[0];
     __syncthreads();
-    if (threadIdx.x < STRIP) {
+    if (threadIdx.x < PIXELS) {
         float first = 0.f, second = 0.f;
-        for (int i = 0; i < WARPS; i++) first += partial[i][threadIdx.x], second += partial[i][STRIP + threadIdx.x];
+        for (int i = 0; i < WARPS; i++) first += partial[i][threadIdx.x], second += partial[i][PIXELS + threadIdx.x];
         const float mean = first / CHANNELS, variance = second / CHANNELS - mean * mean;
         norms[threadIdx.x] = make_float2(mean, 1.f / sqrtf((variance < 0.f ? 0.f : variance) + p.epsilon));  // NaN stays
     }
     __syncthreads();
     Value *out = p.out + (i64)item * p.height * p.width * CHANNELS + c;
 #pragma unroll
-    for (int i = 0; i < STRIP; i++) {
-        if (x0 + i >= p.width) continue;
-        const float2 n = norms[i], t = total[i];
-        store_pair(out + ((i64)y0 * p.width + x0 + i) * CHANNELS, (t.x - n.x) * n.y, (t.y - n.x) * n.y);
+    for (int n = 0; n < PIXELS; n++) {
+        const int y = y0 + n / STRIP, column = x0 + n % STRIP;
+        if (y >= p.height || column >= p.width) continue;
+        const float2 m = norms[n], t = total[n];
+        store_pair(out + ((i64)y * p.width + column) * CHANNELS, (t.x - m.x) * m.y, (t.y - m.x) * m.y);
     }
 }
