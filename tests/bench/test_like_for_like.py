@@ -136,12 +136,17 @@ def test_networks_table_shows_cascade_of_diverged_network(tables: ModuleType) ->
         row("ptlflow, alt_cuda_corr, half", 0.0555, epe_px=30.5),
     ]
     case = {"method": "raft", "size": [3432, 8192], "updates": 12, "rows": rows, "diverged": "31 px off"}
+    case["true_flow_px"] = 24.0
     path = tables.RESULTS / "like_raft_8k.json"
     path.write_text(json.dumps({"bench": "models", "cases": [case], "environment": ENVIRONMENT}))
     (line,) = (each for each in tables.networks_table().splitlines() if "RAFT, 12 updates, 8192×3432" in each)
     assert "ours in a cascade" in line
     assert [text in line for text in ("22.2 ms", "1.25 px off", "30.5 px off", "11.1 ms")] == [True, True, True, False]
     assert "diverges without a cascade, whatever the lookup: 31 px off" in tables.networks_table()
-    del rows[1]["epe_px"]
-    path.write_text(json.dumps({"bench": "models", "cases": [case], "environment": ENVIRONMENT}))
-    assert "RAFT, 12 updates, 8192×3432" not in tables.networks_table()
+    for error in (13.0, None):
+        rows[1]["epe_px"] = error
+        if error is None:
+            del rows[1]["epe_px"]
+        path.write_text(json.dumps({"bench": "models", "cases": [case], "environment": ENVIRONMENT}))
+        assert "RAFT, 12 updates, 8192×3432" not in tables.networks_table()
+        assert "is not shown, because it diverges: 31 px off" in tables.networks_table()

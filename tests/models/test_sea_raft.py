@@ -219,7 +219,7 @@ def test_sea_raft_configurations_are_published_sizes() -> None:
     assert SEARAFTConfig(**medium.as_dict()) == medium
     assert sum(p.numel() for p in SEARAFT(small).parameters()) == 8_883_460
     ours = SEARAFTConfig.fullfield_m()
-    assert ours.replace(name=small.name, max_updates=None, loss_log_scale_max=None) == small
+    assert ours.replace(name=small.name, max_updates=None, adapts_coarse_starts=True, loss_log_scale_max=None) == small
     assert (ours.updates, ours.max_updates, NETWORKS["fullfield-m"]) == (4, 8, ours)
     with pytest.raises(InputError, match="settings: expected those of a SEA-RAFT network, 'dim' is missing"):
         SEARAFTConfig.from_official({k: v for k, v in OFFICIAL.items() if k != "dim"})
