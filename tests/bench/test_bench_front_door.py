@@ -13,6 +13,7 @@ from PIL import Image
 
 from benchmarks.cases.front_door import command, measure
 from fullfield.io import write_flow
+from fullfield.models.cascade import THRESHOLD, list_quartered_sizes
 from fullfield.testing import sample_textured_scene
 
 SMALL = ("--sizes", "96x64", "--auto-size", "96x64", "--file-size", "96x64", "--batch", "2", "--batch-size", "64x48")
@@ -43,7 +44,6 @@ def shared(folder: Path) -> Path:
 @pytest.mark.usefixtures("scene")
 def test_front_door_runs_every_part(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, with what only a GPU does: waiting for the device, and a page-locked buffer."""
-    monkeypatch.setattr("fullfield.models.cascade.MIN_PIXELS", 0)  # it compares with the network at the frames' size
     waits: list[object] = []
     monkeypatch.setattr(measure, "_on_gpu", lambda _: True)
     monkeypatch.setattr(measure, "_host_buffer", torch.empty_like)
@@ -78,6 +78,18 @@ def test_front_door_runs_every_part(cli: Callable[..., Any], tmp_path: Path, mon
     assert "auto, exact, error in px" in text
     assert "largest of 5 ratios (" in text
     assert len(cases) == len(command.PARTS)
+
+
+@pytest.mark.usefixtures("scene")
+@pytest.mark.parametrize("threshold", [THRESHOLD, 80])  # 80 cascades: 48x32, enlarged to 96x64, starts 192x128
+def test_front_door_compares_with_the_same_work(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, threshold: int
+) -> None:
+    """Frames are enlarged and cascaded as by the estimator, so on the CPU both flows agree to rounding."""
+    monkeypatch.setattr(list_quartered_sizes, "__defaults__", (threshold,))
+    monkeypatch.setattr(measure, "_SAME", 1e-4)
+    ran = cli("front-door", "--device", "cpu", "--repeats", "1", "--parts", "estimate", "batch", *SMALL)
+    assert ran.code == 0, ran.err
 
 
 @pytest.mark.usefixtures("scene")

@@ -22,7 +22,14 @@ from fullfield._check import InputError
 from fullfield.estimators._devices import to_device
 from fullfield.io import read_flow, read_frame, write_image
 from fullfield.metrics import epe
-from fullfield.models import Cascade, load_weights
+from fullfield.models import load_weights
+from fullfield.models.cascade import (
+    compute_enlarged_size,
+    list_quartered_sizes,
+    resample_flow,
+    resample_frame,
+    resample_pair_to_sizes,
+)
 from fullfield.models.prepared.runner import PreparedFlowCache
 from fullfield.testing import sample_textured_scene
 
@@ -151,16 +158,29 @@ def _same_as(expected: Tensor) -> Callable[[Any], str | None]:
     return check
 
 
-def _prepared(plan: Plan, sizes: int) -> PreparedFlowCache:
-    return PreparedFlowCache(load_weights(NETWORK).to(plan.device), "fast", sizes=sizes)
+def _run_prepared_network(network: PreparedFlowCache, first: Tensor, second: Tensor) -> Tensor:
+    """Estimate the flow of frames [B, 3, H, W] at the sizes and with the updates of the network's estimator."""
+    height, width = first.shape[-2:]
+    size = compute_enlarged_size(height, width)
+    sizes = list_quartered_sizes(*size, enlarges_last=True)
+    *finer, coarsest = resample_pair_to_sizes(resample_frame(first, size), resample_frame(second, size), sizes)
+    flow = network(*coarsest)
+    for frames in reversed(finer):
+        flow = network(*frames, initial_flow=flow)
+    return resample_flow(flow, height, width)
+
+
+def _build_network_call(plan: Plan, first: Tensor, second: Tensor) -> Callable[[], Tensor]:
+    network = load_weights(NETWORK).to(plan.device)
+    if plan.device.type == "cpu":
+        network.optimize_for_cpu()  # as the estimator does, which rounds the weights differently
+    return partial(_run_prepared_network, PreparedFlowCache(network, "fast"), first, second)
 
 
 def _estimate(size: tuple[int, int], plan: Plan, note: Note) -> Result:
     device, pair = plan.device, pair_of(size, plan.device)
     call = partial(estimate, pair.first, pair.second, NETWORK, preset="fast", device=device)
-    network = Cascade(_prepared(plan, 4))
-    first, second = pair.first[None], pair.second[None]
-    alone = partial(network, first, second)
+    alone = _build_network_call(plan, pair.first[None], pair.second[None])
     expected = alone().clone()
     there = _host_buffer(expected)
     same = _same_as(expected)
@@ -277,8 +297,7 @@ def _batch(plan: Plan, note: Note) -> Result:
     scenes = [pair_of(plan.batch_size, plan.device, seed) for seed in range(min(plan.batch, _SCENES))]
     pairs = [scenes[at % len(scenes)] for at in range(plan.batch)]
     first, second = (torch.stack([getattr(pair, name) for pair in pairs]) for name in ("first", "second"))
-    network = _prepared(plan, 1).get_or_prepare_size(*plan.batch_size, plan.batch)
-    alone = partial(network, first, second)
+    alone = _build_network_call(plan, first, second)
     expected = alone().clone()
     call = partial(estimate_batch, first, second, NETWORK, preset="fast", device=plan.device)
     same = _same_as(expected)
