@@ -107,9 +107,10 @@ def test_refined_estimator_runs_bidirectional_network_once() -> None:
 
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("method", ["fullfield-s", "fullfield-m"])
 @pytest.mark.parametrize(("threshold", "fewest"), [(200, {"updates": 4}), (60, {"updates": 3, "coarse_updates": 4})])
 def test_estimate_with_rough_backward_uses_fewest_updates(
-    precision: str, threshold: int, fewest: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    precision: str, method: str, threshold: int, fewest: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr(
@@ -117,14 +118,14 @@ def test_estimate_with_rough_backward_uses_fewest_updates(
         lambda *size, **options: list_quartered_sizes(*size, threshold=threshold, **options),
     )
     settings = NetworkSettings(cascade=True, precision=precision)
-    estimator = NetworkEstimator("fullfield-s", settings)
+    estimator = NetworkEstimator(method, settings)
     start = 0.5 * SCENE.flow[None]
     reports: list[float] = []
     found = estimator.estimate_with_rough_backward_or_none(
         *PAIR, initial_flow=start, progress=lambda part, _: reports.append(part)
     )
     torch.testing.assert_close(found.flow, estimator(*PAIR, initial_flow=start), atol=2e-4, rtol=0)
-    few = NetworkEstimator("fullfield-s", settings.replace(**fewest))
+    few = NetworkEstimator(method, settings.replace(**fewest))
     torch.testing.assert_close(found.backward, few(*PAIR[::-1]), atol=2e-4, rtol=0)
     assert reports == sorted(reports)
     assert reports[-1] == pytest.approx(1)

@@ -304,6 +304,7 @@ def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.Mon
         ({"method": "fullfield-m", "coarse_updates": 2}, [2, 4]),
         ({"method": "fullfield-m", "cascade": False}, [8]),
         ({"method": "fullfield-m", "cascade": False, "double": True}, [8, 4, 8, 4]),
+        ({"method": "fullfield-m", "size": (404, 408)}, [8, 4, 4]),
     ],
 )
 def test_fullfield_m_takes_fewest_updates_from_coarse_flow(
@@ -314,15 +315,32 @@ def test_fullfield_m_takes_fewest_updates_from_coarse_flow(
         "fullfield.models.framing.mark_unconverged_pairs", lambda flow, _: torch.ones(len(flow), dtype=torch.bool)
     )
     settings = dict(settings)
-    method = settings.pop("method")
+    method, size = settings.pop("method"), settings.pop("size", (104, 120))
     estimator = NetworkEstimator(method, NetworkSettings(precision="exact", **settings))
-    frames = torch.rand(2, 1, 3, 104, 120, generator=torch.Generator().manual_seed(0))
+    frames = torch.rand(2, 1, 3, *size, generator=torch.Generator().manual_seed(0))
     estimator.prepare()
     widths: list[int] = []
     assert estimator._network is not None
     estimator._network.update_block.register_forward_hook(lambda _m, given, _o: widths.append(given[0].shape[-1]))
     estimator(*frames)
     assert [len(list(run)) for _, run in itertools.groupby(widths)] == expected
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("method", "settings", "coarsest"),
+    [
+        ("fullfield-s", NetworkSettings(), (497, 884)),
+        ("sea-raft-s", NetworkSettings(cascade=True), (270, 480)),
+        ("raft", RAFTSettings(cascade=True), (270, 480)),
+    ],
+)
+def test_only_networks_in_package_enlarge_coarsest_level(
+    method: str, settings: NetworkSettings, coarsest: tuple[int, int]
+) -> None:
+    size = PairSize(1, 1080, 1920, torch.device("cpu"))
+    levels = NetworkEstimator(method, settings)._list_cascade_sizes(size)
+    assert [(level.height, level.width) for level in levels] == [(1080, 1920), coarsest]
 
 
 def test_network_estimator_enlarges_small_frames() -> None:

@@ -281,13 +281,22 @@ def test_refine_flow_keeps_exact_flow_of_noisy_frames(passes: dict[str, int], ba
     assert judged.norm(dim=1).mean() < 0.6 * everything.norm(dim=1).mean()
 
 
-def test_refine_flow_later_passes_require_larger_misfit_reduction() -> None:
-    inputs = pair(60, 80)
+def test_refine_flow_later_passes_require_larger_misfit_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, passes_run = pair(60, 80), list[bool]()
+    run_pass = FlowRefiner._run_pass_and_get_misfits
+
+    def count_pass(self: FlowRefiner, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        passes_run.append(options["is_between"])
+        return run_pass(self, *arguments, **options)
+
+    monkeypatch.setattr(FlowRefiner, "_run_pass_and_get_misfits", count_pass)
     once = refine_flow(**inputs, config=RefinementConfig(rounds=1))
     low = RefinementConfig(passes=2, rounds=1, passes_fall=0.0, least_fall=0.0)
     assert not torch.equal(refine_flow(**inputs, config=low), once)
     for passes in (2, 3):
+        passes_run.clear()
         assert torch.equal(refine_flow(**inputs, config=low.replace(passes=passes, passes_fall=1.0)), once)
+        assert passes_run == [False, passes == 3]  # the third pass is skipped
 
 
 def test_compute_accepted_change_fractions_follows_misfit_reduction() -> None:
