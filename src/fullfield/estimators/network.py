@@ -258,9 +258,9 @@ class NetworkEstimator(LoadingEstimator):
     ) -> FlowWithRoughBackward | None:
         """Estimate the flow, and in less time a backward flow as good as a refinement needs.
 
-        The backward flow takes the least number of updates, and one less where a flow of a coarser size starts it. The
-        result is None without updates, and so it is for a network without uncertainty, for whose backward flow no
-        number of updates was measured.
+        The backward flow takes the configured or the least number of updates; the latter is 3 at most where a flow of a
+        coarser size starts it. The result is None without updates, and so it is for a network without uncertainty, for
+        whose backward flow no number of updates was measured.
         """
         if 0 in self._get_fine_and_coarse_updates() or not NETWORKS[self.method].has_mixture:
             return None
@@ -381,8 +381,8 @@ class NetworkEstimator(LoadingEstimator):
     ) -> list[_NetworkFlow]:
         """Estimate at the size of ``frames``; the fast form keeps ``cached_size_count`` sizes.
 
-        ``initial_flows`` of a coarser size (``has_coarse_start``) are near the end, so a guide takes fewer updates from
-        them, and some networks the least number.
+        ``initial_flows`` of a coarser size (``has_coarse_start``) are near the end, so without a configured number a
+        guide takes fewer updates from them, and some networks the least number.
         """
         size, exact, both = PairSize.from_frame(frames[0]), self._precision == "exact", len(initial_flows) > 1
         block: Any = network.update_block

@@ -7,7 +7,8 @@ Features have an eighth of the frames' size, so objects thinner than a cell are 
 of a pixel. Both improve at a larger size, which starts from the flow of the frames' own size because motion beyond
 the training range would be lost. A network that estimates its uncertainty decides between the two at every pixel. It
 seldom expects an error under a pixel of the size that it sees, so the larger size wins where it is confident at both.
-Small frames, and the coarsest level of a cascade, are estimated at a larger size alone, which lowers most errors.
+The package's networks estimate small frames, and the coarsest level of a cascade if it is small, at a larger size
+alone, which lowers most errors.
 The larger size corrects the flow by four cells at most, the radius of the lookup: farther away it is mostly wrong.
 Frames that are turned by half a turn give a second estimate, whose errors are partly others.
 """

@@ -17,6 +17,10 @@ class NetworkArchitecture(Config):
             :class:`fullfield.models.prepared.shared.PreparedNetwork`.
         has_learned_start: whether the network regresses an initial flow, and so can run without updates.
         has_mixture: whether it estimates the uncertainty of its flow.
+        updates: number of flow updates unless a call sets it.
+        max_updates: limit up to which such a call goes on while the flow still moves; None: ``updates``.
+        adapts_coarse_starts: whether estimators let it go on so where a flow of a coarser size starts it, too; False:
+            it takes ``updates`` there.
     """
 
     network: ClassVar[str]

@@ -2,8 +2,8 @@
 //
 // Macros: CHANNELS, a multiple of 64, at most 2048.
 //
-// A block has CHANNELS / 2 threads and computes STRIP pixels of each of ROWS rows, which share what they read: memory
-// limits one row of pixels. A thread computes two channels of all of them, so a warp accesses 32 neighbouring pairs. Sums
+// A block has CHANNELS / 2 threads and computes STRIP pixels of each of ROWS rows, which share what they read; blocks of
+// one row would wait for memory. A thread computes two channels of all of them, so a warp accesses 32 neighbouring pairs. Sums
 // over the channels use shuffles that halve the number of values.
 
 #define STRIP 8
