@@ -645,6 +645,18 @@ def test_refine_flow_half_precision_filter_matches_float32(name: str) -> None:
     differ_by_half_precision(name, CPU, [(23, 37, 3), (40, 66, 1)], SMALL)
 
 
+@pytest.mark.usefixtures("machine")
+def test_refine_flow_half_precision_filter_matches_float32_beside_jump() -> None:
+    """At most pixels: at the others either side of the jump has nearly the same weight."""
+    inputs = laid_out(40, 66)
+    inputs["flow"][:, 0, :, 27:] += 60
+    half, exact = (
+        CudaRefiner(40, 66, HALF.replace(filter_precision=precision, trust=0, least_fall=0), CPU, SMALL)(**inputs)[0]
+        for precision in ("float16", "float32")
+    )
+    assert (half - exact).norm(dim=1)[0, :, 20:34].median() < 5e-3
+
+
 @on_gpu
 @pytest.mark.parametrize("name", FILTERED_IN_HALF)
 def test_refine_flow_half_precision_filter_on_gpu_matches_float32(name: str) -> None:
