@@ -1,7 +1,7 @@
 """Comparison of two versions of source files: whether a change can alter what a program does or how long it takes.
 
-Comments, docstrings, layout, messages of errors and consistent new names cannot. Everything else counts as a change,
-also what happens to make none, such as a function that moved to another file.
+Comments, docstrings, layout, messages of errors, help texts of options and consistent new names cannot. Everything else
+counts as a change, also what happens to make none, such as a function that moved to another file.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def declared_names(content: bytes) -> set[str]:
 
 
 class _Essence(ast.NodeTransformer):
-    """Removal of docstrings, annotations, messages of errors, and imports."""
+    """Removal of docstrings, annotations, messages of errors, help texts, and imports."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """Visit the children, then drop the statements that do nothing."""
@@ -208,11 +208,14 @@ class _Essence(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Drop the words of checks: ``require(condition, words ...)``, ``check_tensor(tensor, word, ...)``."""
+        """Drop the words of checks and help texts.
+
+        ``require(condition, words ...)``, ``check_tensor(tensor, word, ...)``, ``create_field(default, help, ...)``
+        """
         checked = ast.unparse(node.func).split(".")[-1]
         if checked == "require":
             node.args, node.keywords = node.args[:1], []
-        elif checked == "check_tensor":
+        elif checked in ("check_tensor", "create_field"):
             del node.args[1:2]
         return self.generic_visit(node)
 

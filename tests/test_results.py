@@ -168,6 +168,8 @@ def sample(image, window, *, rows=4):
     total = lookup(image, window)
     best = total * 2
     return [total + best + one for one in range(rows)]
+
+updates = create_field(12, "number of updates", metavar="N")
 """
 CUDA = """
 #include "common.cuh"
@@ -194,6 +196,8 @@ extern "C" __global__ void lookup(Params p) {
         ("py", PYTHON, [("window", "radius"), ("sample", "sample_all")], True),
         ("py", PYTHON, [('"image"', '"frame"')], True),
         ("py", PYTHON, [('("H", "W")', '("H", 4)')], False),
+        ("py", PYTHON, [('"number of updates"', '"updates"')], True),
+        ("py", PYTHON, [("create_field(12", "create_field(8")], False),
         ("py", PYTHON, [("image, window, *", "window, image, *")], False),
         ("py", PYTHON, [("total * 2", "total * 3")], False),
         ("py", PYTHON, [("lookup", "other_lookup")], False),

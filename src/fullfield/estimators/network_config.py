@@ -42,7 +42,7 @@ class NetworkSettings(Config):
     cascade: bool | None = create_field(
         None,
         "start frames whose smaller side exceeds 800 pixels at a quarter of their size or less; the package's "
-        "networks do, with 440,000 pixels at least, to which they also enlarge frames",
+        "networks do, and enlarge frames or coarsest levels under 440,000 pixels",
     )
     coarse_updates: int | None = create_field(
         None, "updates at the coarser levels of a cascade; auto: as at the finest"
