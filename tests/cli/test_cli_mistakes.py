@@ -160,7 +160,7 @@ MISTAKES = {
         ("--size 99999999x99999999", "--size: expected WxH"),
         ("--size 99999x99999", "--size: expected at most"),
         ("--size 4x4", "--size: expected an integer >= 16"),
-        ("-o a.png", "--output: folder a.png does not exist"),
+        ("-o a.png", "--output: folder a.png is a file; choose another name"),
         ("-o nowhere/demo", "folder nowhere does not exist"),
     ],
     "evaluate fpfh 3dmatch:set": [

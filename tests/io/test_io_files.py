@@ -188,14 +188,16 @@ writer = os.fork()
 while writer == 0:
     write(target, 300)
     write(target, 301)
-deadline = time.monotonic() + 60
-while not target.exists() and time.monotonic() < deadline:
-    time.sleep(0.002)
-time.sleep(0.1)
-for _ in range(10):
-    assert read_flow(target).flow.shape[1] in (300, 301)
-os.kill(writer, signal.SIGKILL)
-os.waitpid(writer, 0)
+try:
+    deadline = time.monotonic() + 60
+    while not target.exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    time.sleep(0.1)
+    for _ in range(10):
+        assert read_flow(target).flow.shape[1] in (300, 301)
+finally:
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
 """
 
 
