@@ -112,6 +112,11 @@ LEAST_FIT = 0.01
 JUDGED = 2
 
 
+def get_filter_steps(*, is_between: bool) -> tuple[tuple[float, int, int], ...]:
+    """Return the steps of the weighted median of a pass; ``is_between``: one came before it, and one follows."""
+    return SPARSE_FILTER_STEPS if is_between else FILTER_STEPS
+
+
 @dataclass(frozen=True)
 class RefinementConfig(Config):
     """Parameters of :func:`fullfield.ops.tvl1.refine_flow`; README.md states the energy.

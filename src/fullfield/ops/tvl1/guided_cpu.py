@@ -11,14 +11,7 @@ import torch
 
 from fullfield._kernels import Missing, numba_cache
 from fullfield._kernels.threads import run_tasks_and_wait, split_into_row_ranges
-from fullfield.ops.tvl1.config import (
-    FILTER_RADIUS,
-    FILTER_STEPS,
-    JUDGED,
-    LEAST_FIT,
-    SPARSE_FILTER_STEPS,
-    RefinementConfig,
-)
+from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig, get_filter_steps
 from fullfield.ops.tvl1.cpu import _allocate_aligned_zeros, _LevelLayout
 from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel, compute_mean_misfits
 
@@ -171,14 +164,14 @@ class CpuRefiner:
         self._k.filter_rows_by_median(self._state, *where, scratch, 5, line)
 
     def _write_weighted_row_medians_to_scratch(
-        self, channels: int, is_sparse: bool, scratch: Plane, top: int, bottom: int
+        self, channels: int, is_between: bool, scratch: Plane, top: int, bottom: int
     ) -> None:
         level, config = self._level, self._config
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         limits = (np.float32(config.filter_colour), self._nearness, np.float32(config.filter_threshold))
         lines = np.empty((self._k.SPAN + 2) * level.pitch, np.float32)
         buffer = np.empty(len(self._nearness) * 16, np.float32)
-        steps = np.array(SPARSE_FILTER_STEPS if is_sparse else FILTER_STEPS, np.float32)
+        steps = np.array(get_filter_steps(is_between=is_between), np.float32)
         self._k.filter_by_weighted_median_rows(
             self._state, *where, self._guide, channels, scratch, *limits, steps, lines, buffer
         )

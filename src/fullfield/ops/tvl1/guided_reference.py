@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
-from fullfield.ops.tvl1.config import (
-    FILTER_RADIUS,
-    FILTER_STEPS,
-    JUDGED,
-    LEAST_FIT,
-    SPARSE_FILTER_STEPS,
-    RefinementConfig,
-)
+from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig, get_filter_steps
 from fullfield.ops.tvl1.reference import (
     compute_central_gradient,
     compute_divergence,
@@ -50,7 +43,6 @@ def refine_pair_and_get_misfits(
 
     ``is_between``: another pass came before this one, and one follows.
     """
-    steps = SPARSE_FILTER_STEPS if is_between else FILTER_STEPS
     colours, first, second, prior, coupling = refinement_input
     edge = compute_edge_weights(colours, config.edges)
     first, second = apply_gaussian_blur(first, config.blur), apply_gaussian_blur(second, config.blur)
@@ -68,7 +60,7 @@ def refine_pair_and_get_misfits(
                 flow, dual = update_flow_and_dual(flow, dual, tuple(system), edge, config)
             if warp < config.warps - 1:
                 flow = median_filter(flow, 5)
-        flow = filter_motion_boundaries_by_weighted_median(flow, colours, fit, config, steps)
+        flow = filter_motion_boundaries_by_weighted_median(flow, colours, fit, config, is_between=is_between)
     return damp_large_flow_changes(prior, flow, config.trust), compute_mean_misfits(torch.stack(round_maps))
 
 
@@ -168,7 +160,8 @@ def filter_motion_boundaries_by_weighted_median(
     colours: Tensor,
     fit: Tensor,
     config: RefinementConfig,
-    steps: tuple[tuple[float, int, int], ...] = FILTER_STEPS,
+    *,
+    is_between: bool = False,
 ) -> Tensor:
     """Filter near motion boundaries: find the least weighted distance to the flows around, by Weiszfeld's steps.
 
@@ -196,7 +189,7 @@ def filter_motion_boundaries_by_weighted_median(
             flows.append(padded_flow[:, rows, columns])
             offsets.append((dy % 2, dx % 2))
     present = flow
-    for soft, *starts in steps:
+    for soft, *starts in get_filter_steps(is_between=is_between):
         total, mean = torch.full_like(flow[0], 1e-12), torch.zeros_like(flow)
         for weight, other, (row, column) in zip(weights, flows, offsets, strict=True):
             if starts[row] != column:
