@@ -279,14 +279,10 @@ def gelu_(y: Tensor) -> None:
 def convolve_depthwise_and_normalize(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
     """Run the pass as :func:`fullfield.ops._fused.reference.convolve_depthwise_and_normalize` does."""
     _require_contiguous(x, weight, bias, out)
-    batch, height, width, channels = x.shape
     params = _DECLARED["DepthwiseParams"]()
     params.x, params.weight, params.bias, params.out = (t.data_ptr() for t in (x, weight, bias, out))
-    params.height, params.width, params.epsilon = height, width, epsilon
-    kernels = _load_kernels(generate_depthwise_source(x.dtype, channels), x)
-    kernels.launch(
-        "depthwise_norm", batch * -(-height // _STRIP_ROWS), channels // 2, params, grid_rows=-(-width // _STRIP)
-    )
+    params.epsilon = epsilon
+    _launch_depthwise(x, "depthwise_norm", params)
 
 
 def explain_depthwise_refusal(x: Tensor, weight: Tensor) -> str | None:
@@ -302,15 +298,19 @@ def explain_depthwise_refusal(x: Tensor, weight: Tensor) -> str | None:
 def convolve_depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """Convolve ``x`` [B, H, W, C] depthwise with ``weight`` [49, C], float32, to ``out``, which is not ``x``."""
     _require_contiguous(x, weight, out)
-    batch, height, width, channels = x.shape
     params = _DECLARED["DepthwiseParams"]()
     params.x, params.weight, params.out = (t.data_ptr() for t in (x, weight, out))
-    params.height, params.width = height, width
     if x.numel():
-        kernels = _load_kernels(generate_depthwise_source(x.dtype, channels), x)
-        kernels.launch(
-            "depthwise", batch * -(-height // _STRIP_ROWS), channels // 2, params, grid_rows=-(-width // _STRIP)
-        )
+        _launch_depthwise(x, "depthwise", params)
+
+
+def _launch_depthwise(x: Tensor, name: str, params: ctypes.Structure) -> None:
+    """Launch a depthwise kernel: a block for a strip of each ``_STRIP_ROWS`` rows."""
+    batch, height, width, channels = x.shape
+    params.height, params.width = height, width
+    kernels = _load_kernels(generate_depthwise_source(x.dtype, channels), x)
+    blocks = batch * -(-height // _STRIP_ROWS)
+    kernels.launch(name, blocks, channels // 2, params, grid_rows=-(-width // _STRIP))
 
 
 def write_convex_upsampled_strip(
