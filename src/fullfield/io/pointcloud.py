@@ -74,8 +74,9 @@ def check_lossless(path: PathLike, cloud: PointCloud) -> None:
 
 
 def _exceeds_exact_doubles(values: NDArray[Any]) -> bool:
-    extremes = (values.min(initial=0), values.max(initial=0))
-    return values.dtype.kind in "iu" and max(abs(int(extreme)) for extreme in extremes) > 2**53
+    if values.dtype.kind not in "iu":
+        return False
+    return max(-int(values.min(initial=0)), int(values.max(initial=0))) > 2**53
 
 
 def check_writer_installed(path: PathLike) -> None:
