@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -61,7 +63,7 @@ def test_network_estimator_cascaded_bidirectional_equals_two_calls(
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr(
         "fullfield.estimators.network.list_quartered_sizes",
-        lambda *size, **options: list_quartered_sizes(*size, threshold=60, **options),
+        partial(list_quartered_sizes, threshold=60),
     )
     monkeypatch.setattr("fullfield.models.cascade.MIN_PIXELS", 0)
     estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
@@ -115,7 +117,7 @@ def test_estimate_with_rough_backward_uses_fewest_updates(
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr(
         "fullfield.estimators.network.list_quartered_sizes",
-        lambda *size, **options: list_quartered_sizes(*size, threshold=threshold, **options),
+        partial(list_quartered_sizes, threshold=threshold),
     )
     settings = NetworkSettings(cascade=True, precision=precision)
     estimator = NetworkEstimator(method, settings)

@@ -10,6 +10,7 @@ import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +251,7 @@ def lower_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames above 100 pixels, in place of 800, begin at a quarter of their size."""
     monkeypatch.setattr(
         "fullfield.estimators.network.list_quartered_sizes",
-        lambda *size, **options: list_quartered_sizes(*size, threshold=100, **options),
+        partial(list_quartered_sizes, threshold=100),
     )
 
 
@@ -277,7 +278,7 @@ def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.Mon
     """Motion of up to 200 px in frames above the threshold, here of 400; published networks are what they were."""
     monkeypatch.setattr(
         "fullfield.estimators.network.list_quartered_sizes",
-        lambda *size, **options: list_quartered_sizes(*size, threshold=400, **options),
+        partial(list_quartered_sizes, threshold=400),
     )
     far = sample_textured_scene(450, 520, seed=2, max_motion=200)
     errors = [
