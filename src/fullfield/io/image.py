@@ -77,7 +77,7 @@ def read_frame(
             ``rgba``, ``beauty``), else the first with those channels.
         layer: prefix of the channels to take, ``diffuse`` for ``diffuse.R``, ``diffuse.G``, ``diffuse.B``.
         alpha: ``ignore`` takes the colour as stored; ``apply`` composites it over black (which changes only
-            files whose colour is not yet multiplied by alpha: PNG, BMP, TGA, some TIFF).
+            files whose colour is not yet multiplied by alpha: PNG, TGA, some TIFF).
         window: of an EXR: ``display`` returns the display window, black outside the data window; ``data``
             returns the stored pixels, overscan and all, wherever they lie: to match two frames, give both the same
             box (x, y, width, height), such as the union of their :func:`read_frame_window`. What a box has beyond the
