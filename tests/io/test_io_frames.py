@@ -9,6 +9,7 @@ import sys
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import OpenImageIO as oiio
@@ -391,6 +392,63 @@ def test_read_frame_refuses_truncated_files(tmp_path: Path, suffix: str, keep: f
     with pytest.raises(InputError, match=r"truncated|corrupt") as error:
         read_frame(path)
     assert complaint(error).startswith(str(path))
+
+
+class ReplacingInput:
+    """OpenImageIO's reader of files, after whose opening another process replaces the file."""
+
+    def __init__(self, path: Path, later_contents: list[bytes]) -> None:
+        self.path, self.later_contents = path, later_contents
+        self.open_file, self.openings = oiio.ImageInput.open, 0
+
+    def open(self, *arguments: Any) -> Any:
+        handle = self.open_file(*arguments)
+        self.openings += 1
+        if self.later_contents:
+            complete = self.path.with_name("complete")
+            complete.write_bytes(self.later_contents.pop(0))
+            complete.replace(self.path)
+        return handle
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.9])  # OpenImageIO refuses the one, and of the other only the rows
+def test_read_frame_reads_again_a_file_replaced_while_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: float
+) -> None:
+    path = tmp_path / "a.exr"
+    made(path)
+    complete, expected = path.read_bytes(), read_frame(path)
+    path.write_bytes(complete[: int(len(complete) * keep)])
+    replacing = ReplacingInput(path, [complete])
+    monkeypatch.setattr(oiio, "ImageInput", replacing)
+    assert torch.equal(read_frame(path), expected)
+    assert replacing.openings == 2
+
+
+def test_read_frame_refuses_a_damaged_file_that_is_replaced_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.exr"
+    made(path)
+    cut = path.read_bytes()[:100]
+    path.write_bytes(cut)
+    replacing = ReplacingInput(path, [cut] * 100)
+    monkeypatch.setattr(oiio, "ImageInput", replacing)
+    with pytest.raises(InputError, match="truncated") as error:
+        read_frame(path)
+    assert complaint(error).startswith(str(path))
+    assert 2 <= replacing.openings < 100
+
+
+def test_read_frame_opens_a_damaged_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.exr"
+    made(path)
+    path.write_bytes(path.read_bytes()[:100])
+    replacing = ReplacingInput(path, [])
+    monkeypatch.setattr(oiio, "ImageInput", replacing)
+    with pytest.raises(InputError, match="truncated"):
+        read_frame(path)
+    assert replacing.openings == 1
 
 
 def made(path: Path) -> None:

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-Stamp = tuple[int, int, int]
-"""Size, modification time in nanoseconds and inode of a file."""
+from fullfield.io.files import Stamp as Stamp
+from fullfield.io.files import read_stamp_if_exists as read_stamp_if_exists
 
 _SAMPLE_BYTES = 4 << 20
 _SAMPLES = 16
@@ -23,15 +23,6 @@ class FileIdentity(NamedTuple):
 
     stamp: Stamp
     checksum: str
-
-
-def read_stamp_if_exists(path: str | os.PathLike[str]) -> Stamp | None:
-    """Return the size and times of a file; None where there is none."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - names of plates are text, and there are many
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def compute_sampled_checksum(path: str | os.PathLike[str]) -> str:

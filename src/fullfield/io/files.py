@@ -30,6 +30,9 @@ _WRITER = re.compile(r"([0-9a-f]{8})-([0-9]{1,10})-([0-9a-f]{8})")
 _PIECE = re.compile(rf"\..*\.({_WRITER.pattern})-[0-9a-f]{{8}}\.part(\.[^.]*)?", re.DOTALL)
 _FORGOTTEN_S = 7 * 24 * 3600.0
 
+Stamp: TypeAlias = tuple[int, int, int]
+"""Size, modification time in nanoseconds and inode of a file."""
+
 FinishedCallback: TypeAlias = Callable[[Path, Path], None]
 """A callback ``(temporary, target)`` for a file that is complete and about to take its name."""
 _finished: ContextVar[FinishedCallback | None] = ContextVar("finished", default=None)
@@ -47,6 +50,15 @@ def require_nonempty_file_and_get_bytes(path: Path) -> int:
     path.open("rb").close()
     logging.getLogger("fullfield").debug("opened %s (%d bytes)", path, status.st_size)
     return status.st_size
+
+
+def read_stamp_if_exists(path: PathLike) -> Stamp | None:
+    """Return the size, the modification time and the inode of a file; None where there is none."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - names of plates are text, and there are many
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def refuse_implausible_inflated_size(

@@ -23,6 +23,7 @@ from fullfield._switch import SharedSwitch
 from fullfield.io.files import (
     PathLike,
     join_to_one_line,
+    read_stamp_if_exists,
     refuse_implausible_display_window,
     refuse_implausible_inflated_size,
     refuse_implausible_pixel_count,
@@ -52,6 +53,7 @@ _PIXELS_PER_BYTE = {"png": 8256, "tiff": 4096, "openexr": 4096, "jpeg": 1024}
 _PIXELS_PER_BYTE_UNPACKED = 256
 _FORMS = {"uint8": "uint8", "uint16": "uint16", "float16": "half", "float32": "float"}
 _MAX_PARTS = 1024
+_OPENINGS = 10
 _BAND_PIXELS = 1 << 22
 _BAND_PIXELS_ALONE = 1 << 17  # of one thread, which works on them in its cache
 _BLOCKS = {"none": 1, "rle": 1, "zips": 1, "zip": 16, "piz": 32, "pxr24": 16, "b44": 32, "b44a": 32, "dwaa": 32}
@@ -265,6 +267,10 @@ def _build_read_error(path: Path, file_format: str, message: str) -> InputError:
     return InputError(f"{path}: unreadable {file_format} file (truncated, corrupt or unsupported): {message}")
 
 
+def _build_text_error(path: Path, file_format: str) -> InputError:
+    return _build_read_error(path, file_format, "it holds text that is not UTF-8")
+
+
 @contextmanager
 def open_image_source(path: Path, expected_format: str | None = None, description: str = "") -> Iterator[ImageSource]:
     """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file.
@@ -272,6 +278,36 @@ def open_image_source(path: Path, expected_format: str | None = None, descriptio
     ``expected_format`` is the only accepted format, as :func:`detect_format_and_file_bytes` names it; ``description``
     says what is in it.
     """
+    source = _open_while_file_is_unchanged(path, expected_format, description)
+    try:
+        yield source
+    except UnicodeError as error:
+        raise _build_text_error(path, source.kind) from error
+    finally:
+        source.handle.close()
+
+
+def _open_while_file_is_unchanged(path: Path, expected_format: str | None, description: str) -> ImageSource:
+    """Open a frame; open it again if another process replaced the file meanwhile.
+
+    OpenImageIO opens a path and only then looks up its size by the path. A file of another size in between looks
+    damaged.
+    """
+    for _ in range(_OPENINGS - 1):
+        stamp = read_stamp_if_exists(path)
+        try:
+            source = _open_source(path, expected_format, description)
+        except InputError:
+            if read_stamp_if_exists(path) == stamp:
+                raise
+            continue
+        if read_stamp_if_exists(path) == stamp:
+            return source
+        source.handle.close()
+    return _open_source(path, expected_format, description)
+
+
+def _open_source(path: Path, expected_format: str | None, description: str) -> ImageSource:
     import OpenImageIO as oiio
 
     kind, size = detect_format_and_file_bytes(path)
@@ -285,18 +321,16 @@ def open_image_source(path: Path, expected_format: str | None = None, descriptio
     try:
         oiio.geterror()
         handle = oiio.ImageInput.open(str(path), request)
-        if handle is None:
-            message = join_to_one_line(oiio.geterror()) or "its header makes no sense"
-            raise _build_read_error(path, kind, message)
-        try:
-            source = ImageSource(path, kind, size, handle)
-            if handle.format_name() != kind:
-                raise source.build_read_error(f"it starts like {kind} but is not")
-            yield source
-        finally:
-            handle.close()
+        message = "" if handle else join_to_one_line(oiio.geterror()) or "its header makes no sense"
     except UnicodeError as error:
-        raise _build_read_error(path, kind, "it holds text that is not UTF-8") from error
+        raise _build_text_error(path, kind) from error
+    if handle is None:
+        raise _build_read_error(path, kind, message)
+    source = ImageSource(path, kind, size, handle)
+    if handle.format_name() != kind:
+        handle.close()
+        raise source.build_read_error(f"it starts like {kind} but is not")
+    return source
 
 
 def check_name_is_utf8(path: Path) -> None:
