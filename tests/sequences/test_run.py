@@ -552,6 +552,12 @@ def test_shot_viz_draws_every_frame(flow: CommandLine, kind: str) -> None:
     )
 
 
+def test_shot_viz_of_backward_flow_has_one_scale(flow: CommandLine) -> None:
+    command = ("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "backward", "--frames", "11-13")
+    out, _ = flow.done(*command, "--viz", "v.%04d.png")
+    assert "v.%04d.png: 3 pictures, flow, colour scale: 0 to" in out
+
+
 def test_shot_viz_writes_video(flow: CommandLine) -> None:
     pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     out, _ = flow.done("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "preview.mp4", "--viz-kind", "overlay")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fullfield import io
 from fullfield._check import InputError
@@ -77,7 +77,7 @@ def write_shot_pictures_and_summarize(
     """Draw the frames that have a file; return the line of the report."""
 
     def read_flows(number: int) -> list[io.FlowData]:
-        return [io.read_flow(job.output.get_path(number))]
+        return [_read_stored_flow(job, number)]
 
     kind = args.viz_kind or KINDS[0]
     numbers = [number for number in job.numbers if Path(job.output.get_path(number)).is_file()]
@@ -114,11 +114,14 @@ def _read_and_draw_stored_flow(
         direction = next(name for name in job.settings.offsets_by_direction if f"{kind}.{name}" in tensors)
         plane = tensors[f"{kind}.{direction}"].clamp(0, 1)
         return viz.frame_to_image(plane[None].expand(3, -1, -1))
-    layer: dict[str, Any] = (
-        {"layer": next(iter(job.settings.offsets_by_direction))} if job.output.suffix == ".exr" else {}
-    )
-    flow, valid = io.read_flow(path, **layer)
+    flow, valid = _read_stored_flow(job, number)
     return flow_visualization.FlowVisualization(flow, valid, frame, max_motion=max_motion).draw_picture(kind)
+
+
+def _read_stored_flow(job: ShotJob, number: int) -> io.FlowData:
+    """Return the flow of a stored frame in the direction that is drawn."""
+    layer = job.settings.forward_or_only_direction if job.output.suffix == ".exr" else None
+    return io.read_flow(job.output.get_path(number), layer=layer)
 
 
 @contextmanager
