@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=argtypes.parse_wxh_as_height_width, required=True, help="size of the frames")
     parser.add_argument("--dynamic", action="store_true", help="any size in multiples of 8, from 128x128")
     parser.add_argument("--batch", type=argtypes.parse_positive_integer, default=1, help="pairs at a time")
-    parser.add_argument("--updates", type=argtypes.parse_integer, help="flow updates [the method's]")
+    parser.add_argument("--updates", type=argtypes.parse_integer, help="flow updates [the method's lowest number]")
     parser.add_argument(
         "--lookup", choices=LOOKUPS, default=LOOKUPS[0], help="gathered features, or the volume of all pairs [linear]"
     )

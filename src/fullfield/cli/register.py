@@ -45,7 +45,8 @@ examples:
   fullfield register a.ply b.ply c.ply d.ply --merge all.las
   fullfield register a.ply b.ply --pose pose.txt && fullfield register --apply pose.txt other.ply -o moved.ply
 
-Exits with 3 when no pose can be accepted, and says why.
+Exits with 3 when no pose can be accepted, and says why. Of more than two clouds, each needs a pose, and no pairs may
+contradict each other.
 """
 
 

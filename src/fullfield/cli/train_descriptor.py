@@ -63,7 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     loop.add_argument("--seed", type=argtypes.parse_nonnegative_integer, default=0, help="seed of everything")
     loop.add_argument("--every", type=argtypes.parse_positive_integer, default=500, help="steps between checkpoints")
     loop.add_argument("--device", default="auto", metavar="NAME", help=methods.DEVICE_HELP)
-    loop.add_argument("--workers", type=argtypes.parse_thread_count, default=1, help="processes that cut pairs")
+    loop.add_argument(
+        "--workers",
+        type=argtypes.parse_thread_count,
+        default=1,
+        help="processes that cut pairs; 1: a thread of this one",
+    )
     loop.add_argument("--threads", type=argtypes.parse_thread_count, help="CPU threads of this process [all]")
     report.add_report_options(parser, has_quiet_option=True)
 

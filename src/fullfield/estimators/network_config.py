@@ -36,8 +36,8 @@ class NetworkSettings(Config):
     )
     updates: int | None = create_field(
         None,
-        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s, 4 to 8 for -m, but 4 "
-        "from the flow of a smaller size",
+        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s, 4 to 8 for auto and "
+        "fullfield-m, whose number from the flow of a smaller size is 4",
     )
     cascade: bool | None = create_field(
         None,
