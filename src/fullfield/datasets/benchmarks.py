@@ -309,7 +309,7 @@ def _select_records_listed_in_split(records: list[FlowRecord], listing: Path, sp
 
 
 class FlyingThings3D(FlowDataset):
-    """FlyingThings3D (Mayer et al., CVPR 2016): 2,247 sequences of ten frames, 960×540.
+    """FlyingThings3D (Mayer et al., CVPR 2016): 2,247 sequences for training, of ten frames, 960×540.
 
     ::
 

@@ -147,8 +147,7 @@ def fill_unknown_pixels(
 ) -> Tensor:  # [C, H, W], bool [H, W] -> [C, H, W]
     """Return the frame with unknown pixels filled from their surroundings; InputError where no pixel is known.
 
-    It is filled ring by ring: on Sintel with a smaller second frame, TV-L1's error where both are known is then 0.35
-    px, with black 1.05 px, with the whole frame 0.26 px.
+    It is filled ring by ring.
     """
     if valid is None:
         return frame

@@ -19,7 +19,7 @@ class CascadedEstimator(WrappingEstimator):
     """Estimator that starts from its own result at a quarter of the size; see :class:`fullfield.models.Cascade`.
 
     Networks cascade themselves with the parameter ``cascade``, which also sets the updates of either kind of level.
-    ``fullfield-s`` and ``auto`` cascade by default; pass ``cascade=False`` to cascade them here.
+    ``fullfield-s``, ``fullfield-m`` and ``auto`` cascade by default; pass ``cascade=False`` to cascade them here.
 
     Args:
         estimator: any estimator that does not cascade itself, such as :class:`TVL1Estimator`.

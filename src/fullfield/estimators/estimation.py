@@ -193,19 +193,19 @@ def estimate(
             kernels, else the CPU.
         threads: number of CPU threads of the whole process during the call; None leaves it.
         transfer: encoding of the frames' values; ``"auto"`` decides by file format.
-        part: part of OpenEXR frames, as in :func:`fullfield.io.read_frame`; so are ``layer``, ``alpha`` and
-            ``window``.
+        part: part of OpenEXR frames or page of TIFFs, as in :func:`fullfield.io.read_frame`; so are ``layer``,
+            ``alpha`` and ``window``.
         layer: layer of OpenEXR frames.
         alpha: ``"ignore"`` or ``"apply"``.
         window: ``"display"``, ``"data"`` or a box of OpenEXR frames.
         mask: what says where frames given by path are known: a picture for both, a channel of each OpenEXR, or
             ``FILE:CHANNEL``. Where it is 0, outside a data window and at NaN nothing is known: frames are filled from
-            their surroundings before they are matched, and ``Flow.valid`` is False.
+            their surroundings before they are matched, and ``Flow.valid`` is False where the first is not known.
         color_order: order of the channels of arrays and tensors, ``"rgb"`` or OpenCV's ``"bgr"``.
         initial_flow: flow to start from: a :class:`Flow`, a path, a tensor [2, H, W] or an array [H, W, 2]. In a
             cascade it starts the smallest size; with ``cascade=False`` the frames' own.
         refine: refine the flow to sub-pixel accuracy (:func:`fullfield.ops.tvl1.refine_flow`), which needs the
-            backward flow as well; ``"auto"`` does so anyway.
+            backward flow as well; ``"auto"`` does so anyway, except on the CPU with the precision fast or bfloat16.
         reliability: add the probability that a pixel is hidden in the second frame (``Flow.occlusion``) and that its
             flow is right (``Flow.confidence``), which need the backward flow as well.
         progress: receives the fraction done and the current step.

@@ -558,8 +558,9 @@ class _ProgressReporter:
 class AutoEstimator(RefinedEstimator):
     """Network in the package, refined (:class:`RefinedEstimator`) in three passes of one round.
 
-    Only changes that reduce the image mismatch are kept. On a CPU with AVX-512 BF16 the network computes in bfloat16,
-    unless ``precision`` is "exact". With "fast" or "bfloat16" the refinement is one pass of two rounds, and on the CPU
+    Where the first round hardly lowers the pair's image mismatch, the change of the flow is kept in part or not at all.
+    On a CPU with AVX-512 BF16 the network computes in bfloat16, unless ``precision`` is "exact" or a backend is named
+    and ``precision`` is "auto". With "fast" or "bfloat16" the refinement is one pass of two rounds, and on the CPU
     the network runs alone.
 
     Args:

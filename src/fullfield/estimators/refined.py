@@ -65,7 +65,7 @@ class RefinedDirections(NamedTuple):
     forward: Tensor
     """Flow from the first frame to the second, refined if the estimator refines."""
     backward: Tensor
-    """Flow from the second frame to the first, on the second's pixels, not refined; of a network, a guide."""
+    """Flow from the second frame to the first, on the second's pixels, not refined; of some networks, a guide."""
     seconds: Mapping[str, float]
     """Seconds of each step."""
     log_scale: Tensor | None = None
@@ -200,8 +200,9 @@ class RefinedEstimator(WrappingEstimator):
     ) -> RefinedDirections:
         """Estimate both directions and time each step. ``initial_flow`` starts the forward flow.
 
-        The backward flow serves the refinement and the reliability. A network computes it in less time than the forward
-        flow, at a lower quality (``estimate_with_rough_backward_or_none``). Without ``log_scale`` there may be none.
+        The backward flow serves the refinement and the reliability. A network with uncertainty may compute it in less
+        time than the forward flow, at a lower quality (``estimate_with_rough_backward_or_none``). Without ``log_scale``
+        there may be none.
         """
         queued = self.estimate_both_and_queue_refinement(
             frame1, frame2, initial_flow=initial_flow, log_scale=log_scale, progress=progress

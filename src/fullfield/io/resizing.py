@@ -19,8 +19,8 @@ def resize_flow(
 ) -> FlowData:
     """Return a flow for frames of another size: vectors are resampled, and multiplied by the ratio of the sizes.
 
-    A smaller flow averages over the pixels that each new pixel covers, a larger one reads bilinearly. Only known
-    vectors count; a pixel that reads fewer known than unknown ones is not valid, and 0.
+    A flow with no larger side averages over the pixels that each new pixel covers, any other one reads bilinearly. Only
+    known vectors count; a pixel that reads fewer known than unknown ones is not valid, and 0.
 
     >>> from fullfield.io import read_flow, resize_flow, write_flow  # doctest: +SKIP
     >>> proxy = read_flow("proxy.exr")  # doctest: +SKIP

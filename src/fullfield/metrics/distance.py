@@ -24,7 +24,7 @@ def compute_boundary_distance(occluded: Tensor, *, radius: int = 140) -> Tensor:
 
     Args:
         occluded: bool ``[H, W]``.
-        radius: larger distances are all reported as this one; 1 to 181 px.
+        radius: smallest distance that is not measured, 1 to 181 px.
 
     Returns:
         ``[H, W]`` float32, pixels; inf where the distance is ``radius`` or more, or where there is no boundary.

@@ -97,7 +97,7 @@ def resample_flow(flow: Tensor, height: int, width: int) -> Tensor:
 def resample_pair_to_sizes(
     frame1: Tensor, frame2: Tensor, sizes: Sequence[tuple[int, int]]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return both frames at every one of ``sizes``, each reduced from the previous one; the first is their own."""
+    """Return both frames at every one of ``sizes``, each resampled from the previous one; the first is their own."""
     pairs = [(frame1, frame2)]
     for size in sizes[1:]:
         pairs.append((resample_frame(pairs[-1][0], size), resample_frame(pairs[-1][1], size)))

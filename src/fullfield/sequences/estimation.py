@@ -39,7 +39,8 @@ class FrameFlows:
         occlusion, confidence: by direction, [H, W] float32 in [0, 1], where they were requested.
         problems: what could not be read or estimated, each with its path and reason.
         cuts, duplicates: pairs of frames (a, b) across which the shot changes, or whose pictures are the same.
-        window, metadata: of the frame's file, where it is an EXR (metadata of a DPX too).
+        window, metadata: of the frame's file, where it is an EXR (metadata of a DPX too, the window of a video whose
+            pixels are not square).
     """
 
     number: int

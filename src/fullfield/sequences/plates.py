@@ -149,7 +149,7 @@ def open_plates(
         frames: which to work on: a range such as ``"1001-1100"`` or numbers; all that are there by default.
         transfer: encoding of the values, as for :func:`fullfield.io.read_frame`; so are ``part``, ``layer``, ``alpha``
             and ``window``.
-        part: part of OpenEXR frames.
+        part: part of OpenEXR frames or page of TIFFs.
         layer: layer of OpenEXR frames.
         alpha: ``"ignore"`` or ``"apply"``.
         window: ``"display"``, ``"data"`` or a box.

@@ -197,5 +197,5 @@ class Outcome:
 
     @property
     def is_complete(self) -> bool:
-        """True where every frame was written."""
+        """True if there are no problems and the run did not end early."""
         return not self.problems and self.stopped is None

@@ -64,8 +64,8 @@ def retime_shot(
     """Write a shot at another speed, with frames in between from stored flow.
 
     Output frames are numbered from the first plate. A frame between two plates is interpolated from both along forward
-    and backward flow; regions that only one of them shows come from that one. Nothing is interpolated across a cut. A
-    run that was stopped continues where it stopped.
+    and backward flow; regions that only one of them shows come from that one. Nothing is interpolated across a detected
+    cut. A run that was stopped continues where it stopped.
 
     Args:
         plates: a pattern such as ``plate.%04d.exr``, a folder or a glob.

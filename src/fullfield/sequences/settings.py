@@ -28,7 +28,7 @@ class ShotSettings:
             (:func:`fullfield.estimators._reliability.estimate_occlusion_and_confidence`).
         device: where to compute; ``auto`` is the first GPU with kernels, else the CPU.
         scale: estimate at this fraction of the frames' size, such as ``1/2``, and enlarge the flow
-            (:class:`fullfield.estimators.ReducedSizeEstimator`).
+            (:class:`fullfield.estimators.cascaded.ReducedSizeEstimator`).
         refine: refine the flows to sub-pixel accuracy (:func:`fullfield.ops.tvl1.refine_flow`), with the backward
             flow. Estimators that always refine do so without it.
 

@@ -1,6 +1,6 @@
 """Pictures of flow and of aligned clouds, all uint8 ``[3, H, W]`` from tensors on the CPU.
 
-Every function works through the rows in blocks, so that an 8K frame needs little more than its own size.
+Functions of flow and frames work through the rows in blocks, so that an 8K frame needs little more than its own size.
 Names are loaded on first use.
 """
 

@@ -127,9 +127,10 @@ def global_matching(
     """Return the flow to the mean position under ``softmax(⟨f1, f2⟩ / √C)`` over all positions of ``fmap2``.
 
     Memory is linear in pixels, forward and backward: only some rows of the matrix of all pairs are in memory at a time,
-    64 MiB or one row, or the whole of a smaller matrix. float32 features are compared in float32; 16-bit features are
-    multiplied in 16 bits and summed in float32, and all later steps are float32. The result is float32, or float64 for
-    float64. It is differentiable in both maps, and deterministic.
+    2**24 elements or one row, or the whole of a smaller matrix. float32 features are multiplied by PyTorch's setting of
+    ``torch.set_float32_matmul_precision``. Products of 16-bit features are summed in float32, and what the forward pass
+    computes of them is float32. The result is float32, or float64 for float64. It is differentiable in both maps, and
+    deterministic.
 
     Args:
         fmap1: float32, float16, bfloat16 or float64, any strides.

@@ -153,7 +153,7 @@ def spatial_correlation(
     ``kernel_size=1``.
 
     The result is differentiable in both maps, to any order, and deterministic. Sums are float32 (float64 for float64).
-    The extra memory is the result's, and nothing else on a GPU.
+    On a GPU contiguous maps take no further memory than the result's.
 
     Args:
         fmap1: float32, float16, bfloat16 or float64, any strides. The result has its dtype.
