@@ -45,9 +45,8 @@ def radius_search(
     """Find all points at most ``radius`` from each query, in its own cloud; a row's indices ascend.
 
     Without ``sort_indices`` they may be in any order, which takes less time. A point is its own neighbour. Distances
-    are
-    float32: ``(dx² + dy²) + dz² <= radius²``. Float64 coordinates are converted to float32 relative to the middle of
-    their cloud.
+    are float32: ``(dx² + dy²) + dz² <= radius²``. Float64 coordinates are converted to float32 relative to the middle
+    of their cloud.
 
     Raises:
         InputError: if coordinates are not finite, the radius is not from 1e-18 to 1e18, offsets do not fit, or the

@@ -162,7 +162,7 @@ def spatial_correlation(
         dilation_patch: distance between the window's pixels.
         stride: distance between the pixels of ``fmap1``.
         padding: zeros around the maps.
-        backend: "cuda", "cpu" or "reference". None chooses the best one that can run; a named one never falls back.
+        backend: "cuda" or "reference". None chooses the best one that can run; a named one never falls back.
 
     Raises:
         InputError: naming the argument that does not fit; for ``backend``, with every backend's reason.
