@@ -13,7 +13,7 @@ from fullfield.io import read_frame, write_image
 from fullfield.viz import draw_overlay, flow_to_image
 
 frames = Path(sys.argv[0]).parent / "scene" / "own" / "frames"  # rendered with known flow
-first, second = frames / "frame_0002.png", frames / "frame_0003.png"
+first, second = frames / "frame_0002.png", frames / "frame_0001.png"
 
 flow = fullfield.estimate(first, second)
 u, v = flow.flow
