@@ -41,7 +41,8 @@ def download_if_missing(
 ) -> None:
     """Download ``url`` to ``target`` unless the file exists.
 
-    Incomplete downloads stay in ``target.part``; a later call resumes them if the server still has the same file.
+    Incomplete downloads stay in ``target.part``; a later call resumes them if the server
+    takes ranges and says that it still has the same file.
     ``target`` appears complete and checked, or not at all. If several processes request the same file, one downloads
     it and the others wait.
 
@@ -66,7 +67,7 @@ def download_if_missing(
                 break
             except _TransferInterrupted as cut:
                 if attempt == _ATTEMPTS - 1:
-                    raise DownloadError(f"{url}: {cut}; the next call resumes the download") from None
+                    raise DownloadError(f"{url}: {cut}; a later call resumes where the server allows it") from None
         if sha256 is not None:
             checksum = compute_sha256(partial_file)
             if not checksum.startswith(sha256.lower()):
