@@ -354,7 +354,7 @@ def test_register_apply_moves_cloud_by_stored_pose(cli: Any, scans: Path) -> Non
             0.1 if name != "b.npy" else 1e-6
         )
     for arguments, message in (
-        (("--apply", "pose.txt", "c.ply"), "--apply: expected one cloud and --output"),
+        (("--apply", "pose.txt", "c.ply"), "--apply: expected one cloud and --output, got 1 cloud without --output"),
         (("c.ply",), "CLOUD: expected at least two clouds"),
         (("--apply", "pose.txt", "c.ply", "-o", "d.ply", "--merge", "e.ply"), "--merge: --apply moves a cloud"),
         (("--apply", "pose.txt", "c.ply", "-o", "d.ply", "--voxel", "1"), "--voxel: --apply moves a cloud"),

@@ -221,15 +221,17 @@ def test_write_point_cloud_npy_refuses_extra_fields(tmp_path: Path) -> None:
     assert not (tmp_path / "b.npy").exists()
 
 
-def test_write_point_cloud_ply_refuses_integers_that_floats_round(tmp_path: Path) -> None:
-    for exact, dtype in ((2**53, np.int64), (-(2**53), np.int64), (2**53, np.uint64)):
-        write_point_cloud(tmp_path / "a.ply", PointCloud(XYZ, attributes={"time": np.full(7, exact, dtype)}))
-        assert read_point_cloud(tmp_path / "a.ply").attributes["time"].tolist() == [exact] * 7
-    cloud = PointCloud(XYZ, attributes={"time": np.full(7, 2**60 + 1)})
-    with pytest.raises(InputError, match=r"floats round time; take \.npz"):
-        write_point_cloud(tmp_path / "b.ply", cloud)
+@pytest.mark.parametrize("suffix", [".ply", ".npy"])
+def test_write_point_cloud_refuses_integers_that_floats_round(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    for exact, dtype in ((2**53, np.int64), (-(2**53), np.int64), (2**53, np.uint64), (2**25 + 1, np.int32)):
+        write_point_cloud(path, PointCloud(XYZ, attributes={"column_3": np.full(7, exact, dtype)}))
+        assert read_point_cloud(path).attributes["column_3"].tolist() == [exact] * 7
+    cloud = PointCloud(XYZ, attributes={"column_3": np.full(7, 2**60 + 1)})
+    with pytest.raises(InputError, match=rf"b\{suffix}: floats of \{suffix} round .* in column_3; take \.npz"):
+        write_point_cloud(tmp_path / f"b{suffix}", cloud)
     write_point_cloud(tmp_path / "b.npz", cloud)
-    assert read_point_cloud(tmp_path / "b.npz").attributes["time"].tolist() == [2**60 + 1] * 7
+    assert read_point_cloud(tmp_path / "b.npz").attributes["column_3"].tolist() == [2**60 + 1] * 7
 
 
 def test_read_or_convert_point_cloud_accepts_arrays_and_open3d() -> None:

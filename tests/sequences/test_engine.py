@@ -335,4 +335,4 @@ def test_estimate_sequence_refuses_bad_settings(shot: Path, estimator: TVL1Estim
     ):
         refuses(word, next, estimate_sequence("plate.%04d.png", estimator, **arguments))
     refuses("no such file", next, estimate_sequence("none.%04d.png", quick()))
-    refuses("takes transfer alone", open_plates, moving(2), window="data")
+    refuses("window, mask: expected None for a list of frames", open_plates, moving(2), window="data")

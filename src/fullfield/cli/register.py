@@ -185,9 +185,8 @@ def _check_options_match_cloud_count(args: argparse.Namespace) -> None:
     count = len(args.clouds)
     if args.apply is not None:
         if count != 1 or args.output is None:
-            raise InputError(
-                f"--apply: expected one cloud and --output, got {count}{'' if args.output else ' without'}"
-            )
+            clouds = f"{count} cloud{'s' * (count > 1)}{'' if args.output else ' without --output'}"
+            raise InputError(f"--apply: expected one cloud and --output, got {clouds}")
         search = ("voxel", "init", "descriptor", "weights", "seed", "iterations", "device", "threads")
         options: tuple[str, ...] = (*search, "viz", "merge", "pose")
         words = "--apply moves a cloud by a known pose"
@@ -327,7 +326,7 @@ def _print_note_if_coordinate_systems_differ(
 def _write_merged_print_poses_and_return_code(
     args: argparse.Namespace, clouds: list[io.PointCloud], group: GroupRegistration, stopwatch: report.Stopwatch
 ) -> int:
-    """Print the pose of each cloud in the frame of the first, and write the merged cloud."""
+    """Print the pose of each cloud in the frame of the group's first one, and write the merged cloud."""
     from fullfield.io.pointcloud import transform_cloud
 
     posed = [(cloud, pose) for cloud, pose in zip(clouds, group.poses, strict=True) if pose is not None]

@@ -57,10 +57,11 @@ def read_coordinate_system_or_none(path: PathLike) -> CoordinateSystem | None:
 def check_lossless(path: PathLike, cloud: PointCloud) -> None:
     """Raise InputError where a file of this name would lose part of the cloud, as ``.npy`` names no columns."""
     suffix = Path(path).suffix.lower()
-    if suffix == ".ply":
+    if suffix in (".ply", ".npy"):
         rounded = [name for name, values in cloud.attributes.items() if _exceeds_exact_doubles(values)]
         if rounded:
-            raise InputError(f"{path}: .ply has no 64-bit integers, and floats round {', '.join(rounded)}; take .npz")
+            names = ", ".join(rounded)
+            raise InputError(f"{path}: floats of {suffix} round the integers beyond 2**53 in {names}; take .npz")
     if suffix != ".npy":
         return
     extra = [name for name in cloud.attributes if not name.startswith("column_")]
@@ -309,7 +310,7 @@ def _has_plausible_columns(rows: NDArray[np.float32]) -> bool:
 def write_npy_cloud(path: Path, cloud: PointCloud) -> None:
     """Write an ``.npy`` file."""
     columns = [cloud.points, *(values[:, None] for values in cloud.attributes.values())]
-    write_npy(path, np.ascontiguousarray(np.concatenate(columns, axis=1), cloud.points.dtype))
+    write_npy(path, np.ascontiguousarray(np.concatenate(columns, axis=1)))
 
 
 def write_npz_cloud(path: Path, cloud: PointCloud) -> None:

@@ -42,8 +42,8 @@ def write_shot_flow_on_cluster(
     """Write the files of ``numbers`` on the Ray cluster at ``address``; the files are those that one machine writes.
 
     With a device ``cuda`` there is an actor for every GPU of the cluster, with ``cpu`` one for every node. All of them
-    reach plates and output by the same names. An actor that dies is started again, up to twice, and so
-    is its chunk. Raises InputError where there is no such cluster or it has no GPU.
+    reach plates and output by the same names. An actor that dies is started again, up to twice, and so is its chunk.
+    Raises InputError where there is no such cluster or it has no GPU.
     """
     import ray
 

@@ -278,7 +278,9 @@ class ListedPlates(Plates):
     def __init__(self, frames: Sequence[Frame], numbers: str | Sequence[int] | None, **reading: Any) -> None:
         self._frames, self._reading = frames, {k: v for k, v in reading.items() if v is not None}
         if not set(self._reading) <= {"transfer"}:
-            raise InputError("reading: a list of frames takes transfer alone; read the frames first")
+            raise InputError(
+                "part, layer, alpha, window, mask: expected None for a list of frames; a pattern takes them"
+            )
         listed = parse_frames(numbers) if isinstance(numbers, str) else numbers
         self.numbers = list(range(1, len(frames) + 1)) if listed is None else sorted(set(listed))
         self.uses_data_windows, self.readers, self.pinned = False, 2, False

@@ -40,8 +40,7 @@ class PairGenerator:
     A scene is a set of opaque planar cards in space before a moving camera: silhouettes, boxes, rooms and grounds, with
     motion blur, changing light, defocus and noise; then some pairs get the blocks of JPEG. The style sets the shares;
     it can add thin bars, jointed figures, bodies of ellipsoids, triangle meshes, haze and darkness, which are off by
-    default.
-    :mod:`fullfield.training.flow.layered` documents what is rendered and why the flow is exact.
+    default. :mod:`fullfield.training.flow.layered` documents what is rendered and why the flow is exact.
 
     Args:
         size: (height, width) of the frames, pixels, at least 8.
