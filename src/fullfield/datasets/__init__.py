@@ -96,7 +96,8 @@ def open_scans(name: str, root: str | os.PathLike[str]) -> ScanDataset:
 def open_dataset(name: str, root: str | os.PathLike[str]) -> FlowDataset:
     """Open the data set ``name`` (one of :data:`DATASETS`) in the folder ``root``.
 
-    Raises InputError naming the folder that is missing; nothing but names of files is read.
+    Raises InputError naming the folder that is missing or the list of pairs that cannot be used. No frame or flow is
+    read.
     """
     _check.check_choice(name, "dataset", DATASETS)
     return DATASETS[name](root)

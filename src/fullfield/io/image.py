@@ -350,7 +350,7 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
         image: ``[C, H, W]`` or ``[H, W, C]`` with C = 1 or 3, or ``[H, W]``. Where both fit, a tensor
             is ``[C, H, W]`` and an array is ``[H, W, C]``. uint8; uint16 (not JPEG); or display-referred
             floating point, which is clamped to [0, 1] and rounded to 8 bits, except in EXR, which stores
-            linear float32 so that :func:`read_frame` returns the same values.
+            linear float32: :func:`read_frame` returns the values up to rounding, negative ones as 0.
 
     Raises:
         InputError: an unknown suffix, or an image of another shape or type or with NaN or infinite values.

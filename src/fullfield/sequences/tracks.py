@@ -36,7 +36,7 @@ def read_points_csv(path: str | os.PathLike[str]) -> dict[str, tuple[float, floa
     """Read points from a CSV with the columns ``x`` and ``y`` in pixels, and perhaps ``name``.
 
     Raises:
-        InputError: naming the line that cannot be read.
+        InputError: for another file, with the row that cannot be read, or for no point.
     """
     points: dict[str, tuple[float, float]] = {}
     try:
