@@ -36,8 +36,8 @@ class ReadAhead(Generic[Key, Item]):
     Use it as a context manager: leaving it cancels reads that have not started and ends its threads.
 
     Args:
-        read: returns the item of a key; called in a thread.
-        size_bytes: returns the memory that an item takes.
+        read_item: returns the item of a key; called in a thread.
+        count_item_bytes: returns the memory that an item takes.
         threads: number of reads at the same time.
         max_bytes: limit for items that are read and not yet taken, estimated from the largest item so far; by default
             :func:`choose_max_buffered_bytes`.
@@ -86,7 +86,7 @@ class ReadAhead(Generic[Key, Item]):
         self._submit_queued_reads_up_to_limit()
 
     def wait_and_take_item(self, key: Key) -> Item:
-        """Return an item once it is read, and start to read the following ones. Errors of ``read`` are raised here."""
+        """Return an item once it is read, and start to read the following ones. Errors of the read are raised here."""
         while key in self._queue:
             self._submit_read(self._queue.popleft())
         if key not in self._pending:

@@ -39,7 +39,7 @@ class WriterThreads:
         stages: receives the time that the calling thread waits.
         device: where the results are computed.
         report: receives the number of every finished frame.
-        count: number of threads; with 1, results are written in order. By default it depends on the device.
+        thread_count: number of threads; with 1, results are written in order. By default it depends on the device.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class WriterThreads:
         stages: StageTimes,
         device: torch.device,
         report: FrameReport | None,
-        frame_count: int | None = None,
+        thread_count: int | None = None,
     ) -> None:
         self._outcome, self._stages, self._device, self._report = outcome, stages, device, report
         is_cuda = device.type == "cuda"
         # When a GPU computes, most of a frame's time on the CPU is writing.
-        self._count = frame_count or (max(2, min(16, (os.cpu_count() or 1) * 3 // 4)) if is_cuda else 2)
+        self._count = thread_count or (max(2, min(16, (os.cpu_count() or 1) * 3 // 4)) if is_cuda else 2)
         self._executor = ThreadPoolExecutor(self._count, thread_name_prefix="fullfield-write")
         self._waiting: deque[Future[None]] = deque()
         self._max_bytes = choose_max_buffered_bytes()

@@ -189,7 +189,7 @@ class PreparedEncoder:
     """Encoder of either network, with one variant per choice of input frames.
 
     Args:
-        form: converter of the parameters.
+        converter: converter of the parameters.
         encoder: RAFT's or SEA-RAFT's encoder.
         reads: for each variant the frames of a cell that it reads: ``((0,), (1,))`` for the features of either.
     """
@@ -307,10 +307,10 @@ class PreparedHead:
     """Head of a 3×3 convolution, a rectifier, and a second convolution as products of single pixels.
 
     Args:
-        form: converter of the parameters.
+        converter: converter of the parameters.
         first: 3×3 convolution.
         last: weights [C', C] of a 1×1 convolution, or from
-        :func:`fullfield.models.prepared.shared.convert_3x3_weight_to_taps`.
+            :func:`fullfield.models.prepared.shared.convert_3x3_weight_to_taps`.
         bias: bias of the second convolution.
     """
 
@@ -379,7 +379,7 @@ class PreparedNetwork:
 
     Args:
         model: the network whose weights are copied.
-        form: converter of the parameters.
+        converter: converter of the parameters.
         reads: frames that the context encoder reads in the forward and in the backward direction.
     """
 
