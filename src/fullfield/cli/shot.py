@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pairs.add_argument("--warm-start", action="store_true", help="start from the flow of the previous frame")
     farm = parser.add_argument_group("several GPUs and farms")
     farm.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
-    farm.add_argument("--ray", metavar="ADDRESS", help="Ray cluster, with an actor for each GPU")
+    farm.add_argument("--ray", metavar="ADDRESS", help="Ray cluster; with --device cuda an actor for each GPU")
     farm.add_argument("--farm", choices=("openjd",), help="print progress on stdout in the format of a render farm")
     add_frame_reading_options(parser)
     methods.add_parameter_options(parser)

@@ -1,4 +1,4 @@
-"""A Ray cluster on a shot: one actor for each GPU; only file names travel, never pixels."""
+"""A Ray cluster on a shot: an actor for each node or GPU; only file names travel, never pixels."""
 
 from __future__ import annotations
 
