@@ -107,7 +107,7 @@ def test_retime_reads_mask(run: CommandLine) -> None:
     assert "0 frames written" in out
     write_exr("m.2.exr", np.ones_like(hole), ("A",))
     out, err = run.done(*command)
-    assert "1 frames written" in out
+    assert "1 frame written" in out
     assert "inputs changed" in err
     assert light("slow.2.exr").max() > 3
 

@@ -133,7 +133,7 @@ def test_shot_reads_masks(flow: CommandLine, mask: str) -> None:
     write_plate(Path("m.1.exr"), hole, names="A")
     out, err = flow.done("p.%d.exr", "-o", "mv.%d.exr", "--mask", mask, "--confidence")
     assert "inputs changed" in err
-    assert ("1 frames written" in out or "2 frames written" in out) if "%" in mask else "4 frames written" in out
+    assert ("1 frame written" in out or "2 frames written" in out) if "%" in mask else "4 frames written" in out
     if "%" in mask:
         Path(mask.partition(":")[0].replace("%d", "2")).unlink()
         code, _, err = flow("p.%d.exr", "-o", "new.%d.exr", "--mask", mask)

@@ -66,7 +66,8 @@ def run_command(args: argparse.Namespace) -> int:
         content = converted[0]
         width, height = content["size"].values()
         text = (
-            f"{report.escape_control_characters(args.output)}: {width}x{height}, {content['unknown']} unknown vectors"
+            f"{report.escape_control_characters(args.output)}: {width}x{height}, "
+            f"{report.format_count(content['unknown'], 'unknown vector')}"
         )
         report.print_report(args, {**report.select_attributes(args, "input", "output", "st_map"), **content}, text)
         return 0
@@ -79,7 +80,8 @@ def run_command(args: argparse.Namespace) -> int:
     report.print_report(
         args,
         properties,
-        f"{report.escape_control_characters(args.output)}: {len(converted)} files, {unknown} unknown vectors",
+        f"{report.escape_control_characters(args.output)}: {report.format_count(len(converted), 'file')}, "
+        f"{report.format_count(unknown, 'unknown vector')}",
     )
     return 0
 
@@ -178,7 +180,8 @@ class _ConversionLoss(NamedTuple):
             )
         if self.unknown_lost:
             kind = "an ST map" if st_map else "this format"
-            sentences.append(f"{self.unknown_lost} unknown vectors became zero motion, which {kind} cannot tell apart")
+            lost = report.format_count(self.unknown_lost, "unknown vector")
+            sentences.append(f"{lost} became zero motion, which {kind} cannot tell apart")
         return sentences
 
 

@@ -263,6 +263,8 @@ def _print_report(args: argparse.Namespace, folder: Path, result: dict[str, Any]
     if work is not None and work["estimated"]:
         lines.append(f"{'utilisation':<14}{100 * work['utilisation']:>10.1f} {'%':<8} of the time spent estimating")
     if files:
-        lines.append(f"{report.escape_control_characters(args.submission)}: {files} files to submit")
+        lines.append(
+            f"{report.escape_control_characters(args.submission)}: {report.format_count(files, 'file')} to submit"
+        )
     properties = {"run": str(folder), "dataset": args.dataset, **result, "submission": args.submission, "files": files}
     report.print_report(args, properties, "\n".join(lines))

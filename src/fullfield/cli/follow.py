@@ -318,9 +318,10 @@ def _print_report(
         "devices": list(devices),
         "seconds": {"total": seconds},
     }
-    text = f"{report.escape_control_characters(args.output)}: {written} frames written, {existing} kept"
+    text = f"{report.escape_control_characters(args.output)}: {report.format_count(written, 'frame')} written"
+    text += f", {existing} kept"
     if st_maps:
-        text += f", {st_maps} ST maps written from them"
+        text += f", {report.format_count(st_maps, 'ST map')} written from them"
     text += f", {choice.title} on {', '.join(devices)}, {seconds:.1f} s"
     if outcome.is_complete:
         text += report.format_next_command_unless_quiet(

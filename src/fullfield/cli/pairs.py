@@ -81,7 +81,7 @@ def run_command(args: argparse.Namespace) -> int:
         "seconds": seconds,
     }
     existing = f", {written.existing_count} existed" if written.existing_count else ""
-    count = f"{written.written_count} pair{'' if written.written_count == 1 else 's'}"
+    count = report.format_count(written.written_count, "pair")
     text = f"{Path(args.output)}: {count} written in {seconds['pairs']:.1f} s on {args.device}{existing}"
     report.print_report(args, properties, text, has_peak_memory=True)
     return 0

@@ -103,7 +103,8 @@ def print_picture_report_and_return_code(
         "stopped": outcome.stopped,
         **content,
     }
-    lost = f", {len(outcome.problems)} problems" if outcome.problems else ""
-    text = f"{report.escape_control_characters(args.output)}: {len(outcome.written)} frames written{lost}"
+    lost = f", {report.format_count(len(outcome.problems), 'problem')}" if outcome.problems else ""
+    written = report.format_count(len(outcome.written), "frame")
+    text = f"{report.escape_control_characters(args.output)}: {written} written{lost}"
     report.print_report(args, values, f"{text}, {action}" if action else text)
     return 0 if outcome.is_complete else 2

@@ -185,7 +185,7 @@ def _check_options_match_cloud_count(args: argparse.Namespace) -> None:
     count = len(args.clouds)
     if args.apply is not None:
         if count != 1 or args.output is None:
-            clouds = f"{count} cloud{'s' * (count > 1)}{'' if args.output else ' without --output'}"
+            clouds = f"{report.format_count(count, 'cloud')}{'' if args.output else ' without --output'}"
             raise InputError(f"--apply: expected one cloud and --output, got {clouds}")
         search = ("voxel", "init", "descriptor", "weights", "seed", "iterations", "device", "threads")
         options: tuple[str, ...] = (*search, "viz", "merge", "pose")
@@ -221,7 +221,7 @@ def _apply_pose_write_cloud_and_report(args: argparse.Namespace) -> int:
         )
     io.write_point_cloud(args.output, transformed)
     values = {"source": args.clouds[0], "output": args.output, "points": len(cloud), "transform": pose.tolist()}
-    report.print_report(args, values, f"moved {len(cloud)} points")
+    report.print_report(args, values, f"moved {report.format_count(len(cloud), 'point')}")
     return 0
 
 

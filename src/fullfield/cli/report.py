@@ -197,6 +197,11 @@ def get_processor_name() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return a number with its noun: ``1 frame``, ``2 frames``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def format_aligned_columns(table: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of text with aligned columns, the first one to the left."""
     first, *widths = [max(map(len, column)) for column in zip(*table, strict=True)]

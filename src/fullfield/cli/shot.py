@@ -373,8 +373,8 @@ def _print_report(
         "devices": list(devices),
         "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
     }
-    summary = f"{len(outcome.written)} frames written, {existing} kept"
-    summary += f", {len(plan.st_maps)} ST maps written from them" if plan.st_maps else ""
+    summary = f"{report.format_count(len(outcome.written), 'frame')} written, {existing} kept"
+    summary += f", {report.format_count(len(plan.st_maps), 'ST map')} written from them" if plan.st_maps else ""
     for frames, state in ((not_written, "not written"), (outcome.incomplete, "with only one direction")):
         summary += f", {len(frames)} {state} ({format_frames(frames)})" if frames else ""
     summary += (

@@ -99,7 +99,7 @@ def write_shot_pictures_and_summarize(
             plates.pop_nonfinite_messages()  # of which the run has warned
             plates.close()
     scale = "" if kind in _MAPS or max_motion is None else f", colour scale: 0 to {max_motion:.4g} px"
-    return f"{report.escape_control_characters(args.viz)}: {drawn} pictures, {kind}{scale}"
+    return f"{report.escape_control_characters(args.viz)}: {report.format_count(drawn, 'picture')}, {kind}{scale}"
 
 
 def _read_and_draw_stored_flow(

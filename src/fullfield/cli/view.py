@@ -107,7 +107,9 @@ def run_command(args: argparse.Namespace) -> int:
         report.print_note(problem, kind="error")
     frames = format_frames(numbers)
     properties = {"output": output, "frames": frames, "max_motion": scale, "problems": problems, "bytes": len(text)}
-    summary = f"{len(numbers)} frames, {len(text) / 1e6:.1f} MB, colour scale: 0 to {scale:.4g} px"
+    summary = (
+        f"{report.format_count(len(numbers), 'frame')}, {len(text) / 1e6:.1f} MB, colour scale: 0 to {scale:.4g} px"
+    )
     report.print_report(args, properties, f"{report.escape_control_characters(output)}: {summary}")
     return 2 if problems else 0
 
