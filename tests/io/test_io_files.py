@@ -16,7 +16,16 @@ from io_files import complaint, samples
 from PIL import Image
 
 from fullfield import InputError
-from fullfield.io import read_flow, read_frame, write_flow, write_image, write_st_map
+from fullfield.io import (
+    files,
+    read_flow,
+    read_frame,
+    read_point_cloud,
+    write_flow,
+    write_image,
+    write_point_cloud,
+    write_st_map,
+)
 from fullfield.io.files import write_atomically
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES
 
@@ -326,3 +335,30 @@ def test_readers_log_opened_files(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         read_flow(tmp_path / "a.flo")
     for name in ("a.png", "a.flo"):
         assert f"opened {tmp_path / name}" in caplog.text
+
+
+# files that another process replaces while they are read
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("name", ["flow.flo", "flow.pfm", "flow.npy", "cloud.ply", "cloud.pcd", "cloud.npy"])
+def test_read_takes_size_of_the_file_that_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    path, larger = tmp_path / name, tmp_path / f"larger_{name}"
+    for target, side in ((path, 4), (larger, 6)):
+        if name.startswith("flow"):
+            write_flow(target, torch.zeros(2, side, side))
+        else:
+            write_point_cloud(target, samples((side, 3)))
+    check = files.require_nonempty_file_and_get_bytes
+
+    def check_and_replace(checked: Path) -> int:
+        size = check(checked)
+        larger.replace(checked)
+        return size
+
+    monkeypatch.setattr(files, "require_nonempty_file_and_get_bytes", check_and_replace)
+    if name.startswith("flow"):
+        assert read_flow(path).flow.shape == (2, 6, 6)
+    else:
+        assert len(read_point_cloud(path)) == 6
+    assert not larger.exists()

@@ -273,7 +273,7 @@ class ScanRun(ResultFolder):
     def read_matches(self, name: str) -> NDArray[np.float64]:
         """Read a pair's matched points [M, 2, 3]."""
         path = self.get_prediction_path(name)
-        points = read_npy(path, require_nonempty_file_and_get_bytes(path), allow_empty=True)
+        points = read_npy(path, allow_empty=True)
         if points.ndim != 3 or points.shape[1:] != (2, 3):
             raise InputError(f"{path}: expected matched points [M, 2, 3], got {list(points.shape)}")
         return points.astype(np.float64, copy=False)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fullfield._check import InputError
 from fullfield.io.files import (
     join_to_one_line,
+    open_nonempty_file_with_size,
     raise_as_input_errors,
     refuse_implausible_inflated_size,
     require_nonempty_file_and_get_bytes,
@@ -67,17 +68,17 @@ def read_and_check_array_header(
     return shape, fortran, dtype
 
 
-def read_npy(path: Path, file_bytes: int, *, allow_empty: bool = False, dtype_kinds: str = "fiu") -> NDArray[Any]:
-    """Return the array of a ``.npy`` file of ``file_bytes`` bytes; without elements only with ``allow_empty``."""
-    with path.open("rb") as file:
+def read_npy(path: Path, *, allow_empty: bool = False, dtype_kinds: str = "fiu") -> NDArray[Any]:
+    """Return the array of a ``.npy`` file; one without elements only with ``allow_empty``."""
+    with open_nonempty_file_with_size(path) as (file, size):
         shape, fortran, dtype = read_and_check_array_header(
             path, "the array", file, allow_empty=allow_empty, dtype_kinds=dtype_kinds
         )
         count = math.prod(shape)
-        if count * dtype.itemsize != file_bytes - file.tell():
+        if count * dtype.itemsize != size - file.tell():
             raise InputError(
                 f"{path}: corrupt .npy file: the header says {dtype} {list(shape)}, "
-                f"{count * dtype.itemsize} bytes; the file holds {file_bytes - file.tell()}"
+                f"{count * dtype.itemsize} bytes; the file holds {size - file.tell()}"
             )
         values: NDArray[Any] = np.fromfile(file, dtype, count).reshape(shape, order="F" if fortran else "C")
     return values

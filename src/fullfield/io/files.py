@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from fullfield._check import InputError, convert_path_to_text
 
@@ -50,6 +50,17 @@ def require_nonempty_file_and_get_bytes(path: Path) -> int:
     path.open("rb").close()
     logging.getLogger("fullfield").debug("opened %s (%d bytes)", path, status.st_size)
     return status.st_size
+
+
+@contextmanager
+def open_nonempty_file_with_size(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a file and yield it with its size in bytes; errors are of :func:`require_nonempty_file_and_get_bytes`.
+
+    The size is that of the open file: a path may have another one when another process has replaced its file.
+    """
+    require_nonempty_file_and_get_bytes(path)
+    with path.open("rb") as file:
+        yield file, os.fstat(file.fileno()).st_size
 
 
 def read_stamp_if_exists(path: PathLike) -> Stamp | None:

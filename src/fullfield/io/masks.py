@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.arrays import open_npz_and_list_arrays, read_npy, read_npz_array
-from fullfield.io.files import join_to_one_line, require_nonempty_file_and_get_bytes
+from fullfield.io.files import join_to_one_line
 from fullfield.io.flow_formats import Mask
 from fullfield.io.flow_formats.plain import read_pfm_planes
 from fullfield.io.names import ARRAY_SUFFIXES, split_mask_file_and_channel
@@ -70,7 +70,7 @@ def read_mask_array(path: Path, array_name: str | None = None) -> Mask:
     ``array_name`` is the array in an archive that has several.
     """
     if path.suffix.lower() == ".npy":
-        values = read_npy(path, require_nonempty_file_and_get_bytes(path), dtype_kinds=_MASK_KINDS)
+        values = read_npy(path, dtype_kinds=_MASK_KINDS)
     else:
         with open_npz_and_list_arrays(path) as (archive, names):
             selected = names[0] if array_name is None and len(names) == 1 else array_name

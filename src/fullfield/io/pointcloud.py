@@ -213,7 +213,7 @@ _MAX_COLUMNS = 256
 
 def read_npy_cloud(path: Path) -> PointCloud:
     """Read ``.npy``: [N, 3] or wider; further columns become the attributes ``column_3`` and so on."""
-    return build_cloud_from_array(read_npy(path, require_nonempty_file_and_get_bytes(path)), str(path))
+    return build_cloud_from_array(read_npy(path), str(path))
 
 
 def build_cloud_from_array(values: NDArray[Any], name: str) -> PointCloud:
@@ -352,7 +352,7 @@ def read_pose(path: PathLike) -> NDArray[np.float64]:
     ):
         warnings.simplefilter("ignore", UserWarning)  # no numbers at all: said below
         text = file.suffix.lower() != ".npy"
-        values = np.loadtxt(file, np.float64, ndmin=2) if text else read_npy(file, size)
+        values = np.loadtxt(file, np.float64, ndmin=2) if text else read_npy(file)
     if values.size == 12 and values.dtype.kind in "fiu":
         values = np.concatenate([values.reshape(3, 4), [[0.0, 0.0, 0.0, 1.0]]])
     return check_and_orthonormalize_pose(values.reshape(4, 4) if values.size == 16 else values, str(file))

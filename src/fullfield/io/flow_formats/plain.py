@@ -14,6 +14,7 @@ from fullfield._check import InputError, check_choice
 from fullfield.io.arrays import open_npz_and_list_arrays, read_npy, read_npz_array, read_npz_shape, write_npy
 from fullfield.io.files import (
     join_to_one_line,
+    open_nonempty_file_with_size,
     raise_as_input_errors,
     refuse_implausible_inflated_size,
     require_nonempty_file_and_get_bytes,
@@ -31,8 +32,7 @@ def read_flo(path: Path) -> tuple[Planes, Mask]:
 
     A value beyond 10⁹ (or NaN) marks unknown flow; we write 1666666752, as Middlebury's files do.
     """
-    size = require_nonempty_file_and_get_bytes(path)
-    with path.open("rb") as file:
+    with open_nonempty_file_with_size(path) as (file, size):
         head = file.read(12)
         if head[:4] != _FLO_MAGIC:
             raise InputError(f"{path}: not a .flo file: expected it to start with b'PIEH', got {head[:4]!r}")
@@ -202,9 +202,7 @@ def read_npy_flow(path: Path) -> tuple[Planes, Mask]:
 
     NaN and infinity mark invalid pixels.
     """
-    return _convert_to_float32_and_mark_finite(
-        _move_components_first_or_raise(path, read_npy(path, require_nonempty_file_and_get_bytes(path)))
-    )
+    return _convert_to_float32_and_mark_finite(_move_components_first_or_raise(path, read_npy(path)))
 
 
 def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
@@ -273,8 +271,7 @@ def read_pfm_planes(path: Path) -> Planes:  # [C, H, W], C = 1 or 3, top row fir
     ``PF`` (three channels) or ``Pf`` (one), width, height, scale; rows from the bottom up. A negative scale means
     little-endian; its magnitude multiplies the values.
     """
-    size = require_nonempty_file_and_get_bytes(path)
-    with path.open("rb") as file:
+    with open_nonempty_file_with_size(path) as (file, size):
         head = file.read(_LONGEST_HEADER)
         channels, width, height, scale, start = _parse_pfm_header(path, head)
         expected = start + 4 * channels * width * height

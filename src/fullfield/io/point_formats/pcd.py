@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import join_to_one_line, refuse_implausible_inflated_size, require_nonempty_file_and_get_bytes
+from fullfield.io.files import join_to_one_line, open_nonempty_file_with_size, refuse_implausible_inflated_size
 from fullfield.io.point_formats import (
     PointCloud,
     build_cloud_by_popping_columns,
@@ -31,8 +31,7 @@ _NAN = 0x7FC00000  # a float's bits where there is no colour; as a colour it wou
 
 def read_pcd(path: Path) -> PointCloud:
     """Read a PCD file."""
-    size = require_nonempty_file_and_get_bytes(path)
-    with path.open("rb") as file:
+    with open_nonempty_file_with_size(path) as (file, size):
         header = _read_pcd_header(path, file)
         fields = _parse_and_check_fields(path, header)
         count = _parse_point_count(path, header)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import join_to_one_line, require_nonempty_file_and_get_bytes
+from fullfield.io.files import join_to_one_line, open_nonempty_file_with_size
 from fullfield.io.point_formats import (
     PointCloud,
     build_cloud_by_popping_columns,
@@ -41,8 +41,7 @@ class _Element(NamedTuple):
 
 def read_ply(path: Path) -> PointCloud:
     """Read a PLY file."""
-    size = require_nonempty_file_and_get_bytes(path)
-    with path.open("rb") as file:
+    with open_nonempty_file_with_size(path) as (file, size):
         encoding, elements = _read_format_and_elements(path, file)
         left = size - file.tell()
         vertex = next((e for e in elements if e.name == "vertex"), None)
