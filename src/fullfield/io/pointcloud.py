@@ -57,6 +57,8 @@ def read_coordinate_system_or_none(path: PathLike) -> CoordinateSystem | None:
 def check_lossless(path: PathLike, cloud: PointCloud) -> None:
     """Raise InputError where a file of this name would lose part of the cloud, as ``.npy`` names no columns."""
     suffix = Path(path).suffix.lower()
+    if suffix in (".las", ".laz") and not np.isfinite(cloud.points).all():
+        raise InputError(f"{path}: LAS holds finite points only, and the cloud has others; take .ply")
     if suffix in (".ply", ".npy"):
         rounded = [name for name, values in cloud.attributes.items() if _exceeds_exact_doubles(values)]
         if rounded:

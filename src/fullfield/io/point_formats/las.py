@@ -99,8 +99,6 @@ def write_las(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:
     """
     laspy = import_laspy_for_writing(path, compress=compress)
     points = cloud.points.astype(np.float64)
-    if not np.isfinite(points).all():
-        raise InputError(f"{path}: LAS holds finite points only, and the cloud has others; take .ply")
     header = laspy.LasHeader(version="1.4", point_format=6 if cloud.colors is None else 7)
     if len(points):
         header.offsets = np.floor(points.min(0))
