@@ -29,6 +29,7 @@ from fullfield.ops.tvl1.config import THREE_PASSES
 
 DATA = data_folder()
 RESULT = RESULTS / "errors_cpu.json"
+COMMAND = "python -m benchmarks.experiments.score_methods"
 SOURCES = [
     "src/fullfield/models/cascade.py",
     "src/fullfield/models/fullfield_*.safetensors",
@@ -84,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
         about = environment()
         made[method] = {"versions": versions, "date": about["date"], "commit": about["commit"]}
         what = "mean end-point error in px, default settings, on the CPU"
-        report: dict[str, Any] = {"what": what, "sources": SOURCES, "environment": about}
+        report: dict[str, Any] = {"what": what, "command": COMMAND, "sources": SOURCES, "environment": about}
         order = [name for name in METHODS if name in errors]
         for key, by_method in (("errors", errors), ("made", made)):
             report[key] = {name: by_method[name] for name in order}

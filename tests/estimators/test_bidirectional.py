@@ -110,10 +110,23 @@ def test_refined_estimator_runs_bidirectional_network_once() -> None:
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize("method", ["fullfield-s", "fullfield-m"])
-@pytest.mark.parametrize(("threshold", "fewest"), [(200, {"updates": 4}), (60, {"updates": 3, "coarse_updates": 4})])
+@pytest.mark.parametrize(
+    ("threshold", "large_pixels", "fewest"),
+    [
+        (200, 1, {"updates": 4}),
+        (60, 4_000_000, {"updates": 3, "coarse_updates": 4}),
+        (60, 72 * 100, {"updates": 2, "coarse_updates": 4}),
+    ],
+)
 def test_estimate_with_rough_backward_uses_fewest_updates(
-    precision: str, method: str, threshold: int, fewest: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    precision: str,
+    method: str,
+    threshold: int,
+    large_pixels: int,
+    fewest: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("fullfield.estimators.network._LARGE_PIXELS", large_pixels)
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr(
         "fullfield.estimators.network.list_quartered_sizes",

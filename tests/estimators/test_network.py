@@ -304,19 +304,25 @@ def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.Mon
         ({"method": "fullfield-m", "updates": 3}, [3, 3]),
         ({"method": "fullfield-m", "coarse_updates": 2}, [2, 4]),
         ({"method": "fullfield-m", "cascade": False}, [8]),
-        ({"method": "fullfield-m", "cascade": False, "double": True}, [8, 4, 8, 4]),
+        ({"method": "fullfield-m", "cascade": False, "double": True}, [24, 4]),
+        ({"method": "fullfield-m", "cascade": False, "double": True, "large_pixels": 208 * 240}, [24, 3]),
+        ({"method": "fullfield-s", "cascade": False, "double": True}, [36, 12]),
         ({"method": "fullfield-m", "size": (404, 408)}, [8, 4, 4]),
+        ({"method": "fullfield-m", "size": (404, 408), "large_pixels": 404 * 408}, [8, 4, 3]),
+        ({"method": "fullfield-m", "size": (404, 408), "large_pixels": 404 * 408, "updates": 4}, [4, 4, 4]),
+        ({"method": "fullfield-s", "large_pixels": 1}, [12, 12]),
     ],
 )
-def test_fullfield_m_takes_fewest_updates_from_coarse_flow(
+def test_fullfield_m_takes_fewer_updates_from_coarse_flow(
     settings: dict[str, Any], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On frames whose flow never comes to rest, by the updates at each size."""
+    """On frames whose flow never comes to rest, by the updates at each size; mirror images have one size."""
     monkeypatch.setattr(
         "fullfield.models.framing.mark_unconverged_pairs", lambda flow, _: torch.ones(len(flow), dtype=torch.bool)
     )
     settings = dict(settings)
     method, size = settings.pop("method"), settings.pop("size", (104, 120))
+    monkeypatch.setattr("fullfield.estimators.network._LARGE_PIXELS", settings.pop("large_pixels", 4_000_000))
     estimator = NetworkEstimator(method, NetworkSettings(precision="exact", **settings))
     frames = torch.rand(2, 1, 3, *size, generator=torch.Generator().manual_seed(0))
     estimator.prepare()
@@ -368,26 +374,23 @@ def test_network_estimator_enlarges_small_frames() -> None:
 
 
 def estimate_double_by_hand(
-    estimator: NetworkEstimator, frames: list[Tensor], own: Any, turned_own: Any
+    estimator: NetworkEstimator, frames: list[Tensor], own: Any, mirrored: list[tuple[tuple[int, ...], Any]]
 ) -> list[FlowWithLogScale]:
-    """Estimate both directions: both sizes upright and turned, the most confident, agreeing ones averaged."""
+    """Estimate both directions: the mean of all mirror images at the frames' size, corrected at twice the size."""
+    averaged = [FlowWithLogScale(own[n], own.log_scales[n][:, None]) for n in range(2)]
+    for axes, both in mirrored:
+        signs = torch.tensor([-1.0 if axis in axes else 1.0 for axis in (3, 2)]).view(1, 2, 1, 1)
+        for n in range(2):
+            back = FlowWithLogScale(signs * both[n].flip(axes), both.log_scales[n][:, None].flip(axes))
+            averaged[n] = average_flows_or_select_confident(averaged[n], back)
     network: Any = estimator._get_or_load_network(torch.device("cpu"))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bicubic") for frame in frames]
-    updates = estimator.config.updates
     with torch.no_grad():
-        upright = network.bidirectional_with_mixture(*twice, updates, own.forward, own.backward)
-        starts = turned_own.forward, turned_own.backward
-        turned = network.bidirectional_with_mixture(*(frame.flip((2, 3)) for frame in twice), updates, *starts)
-    result = []
-    for n in range(2):
-        best = []
-        for small, (flow, info), sign in ((own, upright[n], 1), (turned_own, turned[n], -1)):
-            large = FlowWithLogScale(flow, compute_expected_log_scale(info, network.config))
-            one = select_more_confident_flow(FlowWithLogScale(small[n], small.log_scales[n][:, None]), large)
-            turn: Any = (lambda image: image) if sign == 1 else (lambda image: image.flip((2, 3)))
-            best.append(FlowWithLogScale(sign * turn(one.flow), turn(one.log_scale)))
-        result.append(average_flows_or_select_confident(*best))
-    return result
+        large = network.bidirectional_with_mixture(*twice, estimator.config.updates, averaged[0].flow, averaged[1].flow)
+    return [
+        select_more_confident_flow(one, FlowWithLogScale(flow, compute_expected_log_scale(info, network.config)))
+        for one, (flow, info) in zip(averaged, large, strict=True)
+    ]
 
 
 @pytest.mark.usefixtures("lower_threshold", "small_frames_keep_size")
@@ -399,12 +402,16 @@ def test_network_estimator_double_with_cascade_matches_levels() -> None:
     plain = NetworkEstimator("fullfield-s", settings)
     small = [nn.functional.interpolate(frame, (26, 29), mode="bilinear") for frame in frames]
     starts = NetworkEstimator("fullfield-s", settings.replace(cascade=False)).bidirectional(*small)
-    turned_own = NetworkEstimator("fullfield-s", settings.replace(cascade=False)).bidirectional(
-        *(frame.flip((2, 3)) for frame in frames),
-        initial_flow=-starts.forward.flip((2, 3)),
-        initial_backward=-starts.backward.flip((2, 3)),
+    turned, mirrored = (
+        NetworkEstimator("fullfield-s", settings.replace(cascade=False)).bidirectional(
+            *(frame.flip(axes) for frame in frames),
+            initial_flow=signs * starts.forward.flip(axes),
+            initial_backward=signs * starts.backward.flip(axes),
+        )
+        for axes, signs in (((2, 3), -torch.ones(2, 1, 1)), ((3,), torch.tensor([-1.0, 1.0]).view(2, 1, 1)))
     )
-    expected = estimate_double_by_hand(plain, frames, plain.bidirectional(*frames), turned_own)
+    own = plain.bidirectional(*frames)
+    expected = estimate_double_by_hand(plain, frames, own, [((2, 3), turned), ((3,), mirrored)])
     for mine, two in zip(actual[:2], expected, strict=True):
         assert torch.allclose(mine, two.flow, atol=1e-3)
 
@@ -428,8 +435,11 @@ def test_network_estimator_double_selects_more_confident_flow() -> None:
     assert reports[-1][0] == pytest.approx(1)
     plain = NetworkEstimator("fullfield-s", NetworkSettings(updates=2))
     own = plain.bidirectional(*frames, initial_flow=start)
-    turned = plain.bidirectional(*(frame.flip((2, 3)) for frame in frames), initial_flow=-start.flip((2, 3)))
-    for n, expected in enumerate(estimate_double_by_hand(plain, frames, own, turned)):
+    turned = plain.bidirectional(*(frame.flip((2, 3)) for frame in frames), initial_flow=-start)
+    mirrored_start = start * torch.tensor([-1.0, 1.0]).view(1, 2, 1, 1)
+    mirrored = plain.bidirectional(*(frame.flip(3) for frame in frames), initial_flow=mirrored_start)
+    images = [((2, 3), turned), ((3,), mirrored)]
+    for n, expected in enumerate(estimate_double_by_hand(plain, frames, own, images)):
         assert torch.allclose(both[n], expected.flow, atol=1e-3)
         assert torch.allclose(both.log_scales[n], expected.log_scale[:, 0].clamp(0), atol=1e-3)
         enlarged = expected.log_scale[:, 0] < own.log_scales[n]

@@ -28,12 +28,11 @@ from fullfield.models.cascade import (
     resample_flow_with_log_scale,
     resample_frame,
     resample_pair_to_sizes,
-    rotate_flow_half_turn,
-    rotate_image_half_turn,
     select_more_confident_flow,
 )
 from fullfield.models.downloads import DownloadProgress, compute_sha256
 from fullfield.models.framing import choose_padding
+from fullfield.models.mirroring import MIRRORED_AXES, mirror_flow
 from fullfield.models.sea_raft.model import compute_expected_log_scale
 from fullfield.models.weights import NETWORKS, WeightsOrigin, find_weights_origin, load_weights
 from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, LookupRequest, compute_level_sizes
@@ -55,6 +54,8 @@ _DIGITS = 12
 _MIN_SIZES, _SMALL_PIXELS = 4, 1 << 20
 # Most updates of a guide that a flow of a coarser size starts near its end.
 _ROUGH_UPDATES = 3
+# Pixels of a size at which a flow of a coarser size saves one more update.
+_LARGE_PIXELS = 4_000_000
 
 
 class PairSize(NamedTuple):
@@ -259,8 +260,8 @@ class NetworkEstimator(LoadingEstimator):
         """Estimate the flow, and in less time a backward flow as good as a refinement needs.
 
         The backward flow takes the configured or the least number of updates; the latter is 3 at most where a flow of a
-        coarser size starts it. The result is None without updates, and so it is for a network without uncertainty, for
-        whose backward flow no number of updates was measured.
+        coarser size starts it, 2 if it has 4 million pixels or more. The result is None without updates, and so it is
+        for a network without uncertainty, for whose backward flow no number of updates was measured.
         """
         if 0 in self._get_fine_and_coarse_updates() or not NETWORKS[self.method].has_mixture:
             return None
@@ -320,9 +321,9 @@ class NetworkEstimator(LoadingEstimator):
             larger = bool(self.config.double)
             own = fine * PairSize.from_frame(pair[0]).pixels_per_frame
             smaller = sum(coarse * PairSize.from_frame(one).pixels_per_frame for one, _ in pairs[1:])
-            # A guide is not estimated again from turned frames.
-            turned_count = (1 if requested.is_backward_rough else len(initial_flows)) if larger else 0
-            enlarged = own * (4 * len(initial_flows) + 5 * turned_count) if larger else 0
+            # A guide is not estimated again from mirrored frames.
+            mirrored_count = 1 if requested.is_backward_rough else len(initial_flows)
+            enlarged = own * (4 * len(initial_flows) + len(MIRRORED_AXES) * mirrored_count) if larger else 0
             report = _ProgressReporter(progress, len(initial_flows) * (smaller + own) + enlarged)
             requested = requested._replace(log_scale=requested.log_scale or larger)
             at = partial(
@@ -339,32 +340,23 @@ class NetworkEstimator(LoadingEstimator):
             own_flows = at_own_size(pair, initial_flows=initial_flows)
             if not larger:
                 return own_flows
+            estimates = cast("list[FlowWithLogScale]", own_flows)
+            for axes in MIRRORED_AXES:
+                mirrored_flows = at_own_size(
+                    (pair[0].flip(axes), pair[1].flip(axes)),
+                    initial_flows=[
+                        None if start is None else mirror_flow(start, axes) for start in initial_flows[:mirrored_count]
+                    ],
+                    requested=requested._replace(is_backward_rough=False),
+                )
+                for index, (flow, log_scale) in enumerate(cast("list[FlowWithLogScale]", mirrored_flows)):
+                    upright = FlowWithLogScale(mirror_flow(flow, axes), log_scale.flip(axes))
+                    estimates[index] = average_flows_or_select_confident(estimates[index], upright)
             height, width = pair[0].shape[-2:]
             large_pair = resample_pair_to_sizes(*pair, [(height, width), (2 * height, 2 * width)])[1]
-
-            def correct_by_larger_size(
-                large_pair: tuple[Tensor, Tensor], own_flows: list[_NetworkFlow], requested: _RequestedResults
-            ) -> list[FlowWithLogScale]:
-                starts = [one.flow for one in own_flows]  # from nothing, it loses motion beyond the training range
-                large_flows = at(large_pair, configured_fine, starts, has_coarse_start=True, requested=requested)
-                both_sizes = cast(
-                    "Iterator[tuple[FlowWithLogScale, FlowWithLogScale]]", zip(own_flows, large_flows, strict=True)
-                )
-                return [select_more_confident_flow(*sizes) for sizes in both_sizes]
-
-            best = correct_by_larger_size(large_pair, own_flows, requested)
-            turned_pair, large_pair = (
-                (rotate_image_half_turn(first), rotate_image_half_turn(second)) for first, second in (pair, large_pair)
-            )
-            turned_starts = [
-                None if start is None else rotate_flow_half_turn(start) for start in initial_flows[:turned_count]
-            ]
-            turned_request = requested._replace(is_backward_rough=False)
-            turned_own_flows = at_own_size(turned_pair, initial_flows=turned_starts, requested=turned_request)
-            turned = correct_by_larger_size(large_pair, turned_own_flows, turned_request)
-            for index, (flow, log_scale) in enumerate(turned):
-                upright = FlowWithLogScale(rotate_flow_half_turn(flow), rotate_image_half_turn(log_scale))
-                best[index] = average_flows_or_select_confident(best[index], upright)
+            starts = [one.flow for one in estimates]  # from nothing, it loses motion beyond the training range
+            large_flows = at(large_pair, configured_fine, starts, has_coarse_start=True)
+            best = map(select_more_confident_flow, estimates, cast("list[FlowWithLogScale]", large_flows))
             return [_NetworkFlow(one.flow, self._clamp_log_scale(one.log_scale)) for one in best]
 
     def _estimate_at_frame_size(
@@ -382,14 +374,16 @@ class NetworkEstimator(LoadingEstimator):
         """Estimate at the size of ``frames``; the fast form keeps ``cached_size_count`` sizes.
 
         ``initial_flows`` of a coarser size (``has_coarse_start``) are near the end, so without a configured number a
-        guide takes fewer updates from them, and some networks the least number.
+        guide takes fewer updates from them, and so do some networks: one fewer again at large sizes.
         """
         size, exact, both = PairSize.from_frame(frames[0]), self._precision == "exact", len(initial_flows) > 1
         block: Any = network.update_block
-        count = network.config.updates if updates is None else updates  # or more, where the flow still moves
-        rough_count = min(count, _ROUGH_UPDATES) if has_coarse_start and updates is None else count
-        if has_coarse_start and not network.config.adapts_coarse_starts:
-            updates = count
+        count = rough_count = network.config.updates if updates is None else updates  # or more, while the flow moves
+        if has_coarse_start and updates is None:
+            saved_updates = int(size.pixels_per_frame >= _LARGE_PIXELS)
+            rough_count = min(count, _ROUGH_UPDATES - saved_updates)
+            if not network.config.adapts_coarse_starts:
+                updates = count - saved_updates
         arguments = [*frames, updates, *initial_flows]
         if requested.is_backward_rough:
             arguments.append(rough_count)

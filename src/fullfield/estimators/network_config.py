@@ -37,7 +37,7 @@ class NetworkSettings(Config):
     updates: int | None = create_field(
         None,
         "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s, 4 to 8 for auto and "
-        "fullfield-m, whose number from the flow of a smaller size is 4",
+        "fullfield-m, whose number from the flow of a smaller size is 4 or 3",
     )
     cascade: bool | None = create_field(
         None,
@@ -49,8 +49,8 @@ class NetworkSettings(Config):
     )
     double: bool | None = create_field(
         None,
-        "also estimate at twice the size, upright and upside down; keep each pixel's most confident flow, or the "
-        "mean of two that agree: ten times the work",
+        "average the flows of upright, upside-down and mirrored frames, correct them at twice the size where that is "
+        "more confident: seven times the work",
     )
     precision: str = create_field(
         "auto",

@@ -20,7 +20,7 @@ class NetworkArchitecture(Config):
         updates: number of flow updates unless a call sets it.
         max_updates: limit up to which such a call goes on while the flow still moves; None: ``updates``.
         adapts_coarse_starts: whether estimators let it go on so where a flow of a coarser size starts it, too; False:
-            it takes ``updates`` there.
+            it takes ``updates`` there, one fewer at sizes of 4 million pixels or more.
     """
 
     network: ClassVar[str]

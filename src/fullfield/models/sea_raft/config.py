@@ -54,7 +54,7 @@ class SEARAFTConfig(NetworkArchitecture):
     radius: int = 4
     updates: int = 4
     max_updates: int | None = None  # unless a call sets its updates; None: ``updates``
-    adapts_coarse_starts: bool = True  # False: estimators take ``updates`` from a flow of a coarser size
+    adapts_coarse_starts: bool = True  # False: estimators take ``updates`` or one fewer from a coarser size
     log_scale_min: float = 0.0
     log_scale_max: float = 10.0
     loss_log_scale_max: float | None = None  # None: ``log_scale_max``
@@ -97,8 +97,8 @@ class SEARAFTConfig(NetworkArchitecture):
     def fullfield_m(cls, **changes: Any) -> SEARAFTConfig:
         """Return the larger network in the package, 8.9 million parameters, with ``changes`` to its fields.
 
-        It has the layers of :meth:`small`, takes 4 to 8 updates, 4 from a flow of a coarser size, and has the loss's
-        limit of :meth:`fullfield_s`.
+        It has the layers of :meth:`small`, takes 4 to 8 updates, 4 or 3 from a flow of a coarser size, and has the
+        loss's limit of :meth:`fullfield_s`.
         """
         limits: dict[str, Any] = {"max_updates": 8, "adapts_coarse_starts": False, "loss_log_scale_max": 1.5}
         return cls(name="fullfield-m", backbone="resnet18", **limits).replace(**changes)
