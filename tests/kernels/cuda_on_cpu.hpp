@@ -461,6 +461,7 @@ template <class... All> static inline void ptx_shared_store(unsigned at, All... 
 static inline void ptx_root(float &to, float x) { to = __builtin_sqrtf(x); }
 static inline void ptx_reciprocal(float &to, float x) { to = 1 / x; }
 static inline void ptx_reciprocal_root(float &to, float x) { to = 1 / __builtin_sqrtf(x); }
+static inline void ptx_mul_to_one(float &to, float a, float b) { to = fminf(fmaxf(a * b, 0.f), 1.f); }  // NaN becomes 0
 template <class F> static inline unsigned by_halves(F what) {
     return cuda::float_to_half(what(0)) | (unsigned)cuda::float_to_half(what(16)) << 16;
 }

@@ -97,6 +97,7 @@ PTX = {
     "sqrt.approx.ftz.f32 %0, %1;": "ptx_root",
     "rcp.approx.ftz.f32 %0, %1;": "ptx_reciprocal",
     "rsqrt.approx.ftz.f32 %0, %1;": "ptx_reciprocal_root",
+    "mul.sat.f32 %0, %1, %2;": "ptx_mul_to_one",
     "add.f16x2 %0, %1, %2;": "ptx_add_halves",
     "add.rn.bf16x2 %0, %1, %2;": "ptx_add_bf16",
     "sub.f16x2 %0, %1, %2;": "ptx_sub_halves",

@@ -18,7 +18,7 @@ from fullfield.estimators import RefinedEstimator, TVL1Estimator
 from fullfield.ops.consistency import compute_forward_backward_distance
 from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, guided, guided_cuda, refine_flow
 from fullfield.ops.tvl1 import guided_reference as reference
-from fullfield.ops.tvl1.config import RefinementConfig
+from fullfield.ops.tvl1.config import PassPosition, RefinementConfig
 from fullfield.ops.tvl1.guided import explain_refinement_backends
 from fullfield.ops.tvl1.guided_cuda import CudaRefiner, IterationTile
 from fullfield.testing import sample_textured_scene
@@ -247,17 +247,20 @@ def test_flow_refiner_memory_bytes_equals_buffers() -> None:
     assert 64 * 96 * 4 * 28 < small < large < 2 * small
 
 
-def test_refine_flow_second_pass_starts_from_refined_flow() -> None:
-    inputs = pair(60, 80)
-    everything = {"least_fall": 0.0, "passes_fall": 0.0}
-    once = inputs | {"flow": refine_flow(**inputs, config=RefinementConfig(rounds=1, **everything))}
-    expected = refine_flow(**once, config=RefinementConfig(**everything))
-    assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2, **everything)), expected)
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_refine_flow_later_passes_continue_with_flow_and_dual_variable(backend: str) -> None:
+    inputs, config = pair(60, 80), RefinementConfig(passes=3, least_fall=0.0, passes_fall=0.0)
+    frame1, frame2, flow, backward = inputs.values()
+    refiner, other = (FlowRefiner(60, 80, config, backend=backend) for _ in range(2))
+    dual, zero = (torch.zeros(1, 4, 60, 80) for _ in range(2))
+    for number, rounds in enumerate((1, 1, config.rounds)):
+        options: dict[str, Any] = {"rounds": rounds, "position": PassPosition(number, 3)}
+        before = flow
+        flow, _ = refiner._run_pass_and_get_misfits(frame1, frame2, before, backward, dual_inout=dual, **options)
+    fresh, _ = other._run_pass_and_get_misfits(frame1, frame2, before, backward, dual_inout=zero, **options)
+    assert torch.equal(refine_flow(**inputs, config=config, backend=backend), flow)
+    assert not torch.equal(fresh, flow)
 
-    three = refine_flow(**inputs, config=RefinementConfig(passes=3, **everything))
-    refiner, (first, second, flow, backward) = FlowRefiner(60, 80, RefinementConfig(**everything)), once.values()
-    twice, _ = refiner._run_pass_and_get_misfits(first, second, flow, backward, rounds=1, is_between=True)
-    assert torch.equal(refiner(first, second, twice, backward), three)
     inputs.pop("backward")
     assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2)), refine_flow(**inputs)), (
         "without a backward flow there is nothing to compute again"
@@ -286,7 +289,7 @@ def test_refine_flow_later_passes_require_larger_misfit_reduction(monkeypatch: p
     run_pass = FlowRefiner._run_pass_and_get_misfits
 
     def count_pass(self: FlowRefiner, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        passes_run.append(options["is_between"])
+        passes_run.append(options["position"].is_between)
         return run_pass(self, *arguments, **options)
 
     monkeypatch.setattr(FlowRefiner, "_run_pass_and_get_misfits", count_pass)

@@ -30,6 +30,7 @@ from fullfield.ops.tvl1._cpu_kernels import (
     M11,
     M12,
     M22,
+    P11,  # noqa: F401
     P22,  # noqa: F401
     U,
     V,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fullfield._check import check_choice, check_number
 from fullfield._config import Config, create_field
@@ -112,9 +113,33 @@ LEAST_FIT = 0.01
 JUDGED = 2
 
 
-def get_filter_steps(*, is_between: bool) -> tuple[tuple[float, int, int], ...]:
-    """Return the steps of the weighted median of a pass; ``is_between``: one came before it, and one follows."""
-    return SPARSE_FILTER_STEPS if is_between else FILTER_STEPS
+class PassPosition(NamedTuple):
+    """Position of a pass among those over a pair."""
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no pass follows."""
+        return self.index == self.count - 1
+
+    @property
+    def is_between(self) -> bool:
+        """Whether a pass came before this one, and another one follows."""
+        return self.index > 0 and not self.is_last
+
+    @property
+    def filter_steps(self) -> tuple[tuple[float, int, int], ...]:
+        """Steps of the weighted median."""
+        return SPARSE_FILTER_STEPS if self.is_between else FILTER_STEPS
+
+    def count_warps(self, config: RefinementConfig) -> int:
+        """Return the warps of a round: after other passes the last one takes one less."""
+        return max(1, config.warps - 1) if self.index > 0 and self.is_last else config.warps
+
+
+ONLY_PASS = PassPosition()
 
 
 @dataclass(frozen=True)
@@ -183,5 +208,7 @@ class RefinementConfig(Config):
         check_number(self.passes_fall, "passes_fall", low=0, high=1)
 
 
-THREE_PASSES = RefinementConfig(passes=3, rounds=1, consistent_distance=0.06, filter_precision="float16")
+THREE_PASSES = RefinementConfig(
+    passes=3, rounds=1, iterations=8, consistent_distance=0.06, filter_precision="float16"
+)
 """Refinement of the method ``auto``."""

@@ -14,7 +14,7 @@ from fullfield import _check
 from fullfield.ops._backends import Backends
 from fullfield.ops.consistency import compute_forward_backward_distance
 from fullfield.ops.tvl1 import guided_cpu, guided_cuda, guided_reference
-from fullfield.ops.tvl1.config import JUDGED, RefinementConfig
+from fullfield.ops.tvl1.config import JUDGED, ONLY_PASS, PassPosition, RefinementConfig
 from fullfield.ops.tvl1.frames import (
     BRIGHTEST,
     FINITE_FLOW,
@@ -118,25 +118,35 @@ class FlowRefiner:
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             if self._cuda is None:
-                return QueuedFlow(self._run_all_passes_and_blend(first, second, prior, back))
+                refined = torch.empty_like(prior)
+                for n in range(len(first)):
+                    item = slice(n, n + 1)
+                    item_backward = None if back is None else back[item]
+                    refined[item] = self._run_all_passes_and_blend(
+                        first[item], second[item], prior[item], item_backward
+                    )
+                return QueuedFlow(refined)
             refined, flags = self._cuda(first, second, prior, back)
         return QueuedFlow(refined, lambda: self._raise_error_if_flagged(int(flags)))
 
     def _run_all_passes_and_blend(
         self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None
     ) -> Tensor:
-        """Run all passes over checked tensors, on the CPU or by the reference."""
+        """Run all passes over checked tensors of one pair, on the CPU or by the reference."""
         flow, flow_after_first, misfits = initial, initial, list[Tensor]()
-        last = self.config.passes - 1 if backward is not None else 0
-        for number in range(last + 1):
+        count = self.config.passes if backward is not None else 1
+        dual = initial.new_zeros(1, 4, self.height, self.width) if self._cpu is None and count > 1 else None
+        for number in range(count):
+            position = PassPosition(number, count)
             # Only the forward flow is refined: the backward flow as given tells errors of the forward flow better.
             flow, misfit = self._run_pass_and_get_misfits(
                 first,
                 second,
                 flow,
                 backward,
-                rounds=1 if number < last else self.config.rounds,
-                is_between=0 < number < last,
+                rounds=self.config.rounds if position.is_last else 1,
+                position=position,
+                dual_inout=dual,
             )
             misfits.append(misfit)
             first_fraction, later_fraction = (
@@ -147,7 +157,7 @@ class FlowRefiner:
                 flow_after_first = flow
             elif not later_fraction.any():  # nothing of the passes that would follow remains
                 break
-        refined = torch.lerp(flow_after_first, flow, later_fraction) if last else flow
+        refined = torch.lerp(flow_after_first, flow, later_fraction) if count > 1 else flow
         return torch.lerp(initial, refined, first_fraction)
 
     def _run_pass_and_get_misfits(
@@ -158,9 +168,10 @@ class FlowRefiner:
         backward: Tensor | None,
         *,
         rounds: int,
-        is_between: bool = False,
+        position: PassPosition = ONLY_PASS,
+        dual_inout: Tensor | None = None,  # [B, 4, H, W], of the reference; the CPU's kernels keep theirs
     ) -> tuple[Tensor, Tensor]:
-        """Run one pass; return flow and misfits [B, N]."""
+        """Run one pass; return flow and misfits [B, N]. After the first pass B is 1."""
         grey1, grey2 = convert_to_grey_255(first), convert_to_grey_255(second)
         refined = torch.empty_like(prior)
         misfit = torch.empty(len(first), min(rounds, JUDGED), dtype=torch.float64, device=prior.device)
@@ -173,13 +184,13 @@ class FlowRefiner:
                 coupling = compute_prior_weights(prior[item_slice], item_backward, config)[0]
                 pair = guided_reference.RefinementInput(*frames, prior[item], coupling)
                 refined[item], misfit[item] = guided_reference.refine_pair_and_get_misfits(
-                    pair, config, is_between=is_between
+                    pair, config, position, None if dual_inout is None else dual_inout[item]
                 )
             else:
                 colours, one, two = (plane.contiguous().numpy() for plane in frames)
                 other = None if item_backward is None else item_backward[0].numpy()
                 flow, misfit[item] = self._cpu(
-                    (colours, one, two), prior[item].numpy(), other, threads, rounds, is_between=is_between
+                    (colours, one, two), prior[item].numpy(), other, threads, rounds, position
                 )
                 refined[item] = torch.from_numpy(flow)
         check_finite(refined, "flow", FINITE_FLOW)

@@ -11,7 +11,7 @@ import torch
 
 from fullfield._kernels import Missing, numba_cache
 from fullfield._kernels.threads import run_tasks_and_wait, split_into_row_ranges
-from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig, get_filter_steps
+from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, ONLY_PASS, PassPosition, RefinementConfig
 from fullfield.ops.tvl1.cpu import _allocate_aligned_zeros, _LevelLayout
 from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel, compute_mean_misfits
 
@@ -68,27 +68,29 @@ class CpuRefiner:
         backward: Plane | None,  # [2, H, W]
         threads: int,
         rounds: int,
-        *,
-        is_between: bool = False,
+        position: PassPosition = ONLY_PASS,
     ) -> tuple[Plane, torch.Tensor]:  # [2, H, W]
-        """Refine a flow; return it with the misfits of ``guided_reference.refine_pair_and_get_misfits``."""
+        """Refine a flow; return it with the misfits of ``guided_reference.refine_pair_and_get_misfits``.
+
+        A pass after the first one continues with the dual variable that the call before left.
+        """
         colours, first, second = frames
         k, level, config = self._k, self._level, self._config
-        self._threads = threads
+        warps, self._threads = position.count_warps(config), threads
         self._fill_buffers_with_blurred_pair_and_weights(
-            colours, first, second, prior, _NONE if backward is None else backward
+            colours, first, second, prior, _NONE if backward is None else backward, keep_dual=position.index > 0
         )
         fit, round_misfits = torch.from_numpy(level.view_plane(self._state, k.FIT)), []
         for turn in range(rounds):
-            for warp in range(config.warps):
+            for warp in range(warps):
                 self._run_kernel_over_row_strips(self._linearise_rows)
                 if warp == 0 and turn < JUDGED:
                     round_misfits.append(compute_mean_misfits(fit[None] - LEAST_FIT))
                 for start in range(0, config.iterations, _DEPTH):
                     self._run_inner_iterations(min(_DEPTH, config.iterations - start))
-                if warp < config.warps - 1:
+                if warp < warps - 1:
                     self._filter_flow_inplace(self._write_row_medians_to_scratch)
-            self._filter_flow_inplace(partial(self._write_weighted_row_medians_to_scratch, len(colours), is_between))
+            self._filter_flow_inplace(partial(self._write_weighted_row_medians_to_scratch, len(colours), position))
         flow = np.empty((2, self._height, self._width), np.float32)
         where = (self._state, level.size, level.pitch, self._width)
         self._run_kernel_over_row_strips(
@@ -101,7 +103,7 @@ class CpuRefiner:
         run_tasks_and_wait([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
 
     def _fill_buffers_with_blurred_pair_and_weights(
-        self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane
+        self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane, *, keep_dual: bool
     ) -> None:
         """Bring the pair into the kernels' layouts."""
         k, level, state, config = self._k, self._level, self._state, self._config
@@ -109,7 +111,7 @@ class CpuRefiner:
         count = len(colours) * level.size
         if len(self._guide) != count:
             self._guide = np.full(count, _NO_COLOUR, np.float32)
-        state[: (k.P22 + 1) * level.size] = 0.0
+        state[: (k.P11 if keep_dual else k.P22 + 1) * level.size] = 0.0
         coupling = [
             np.float32(value) for value in (config.coupling, config.consistent_coupling, config.consistent_distance)
         ]
@@ -164,14 +166,14 @@ class CpuRefiner:
         self._k.filter_rows_by_median(self._state, *where, scratch, 5, line)
 
     def _write_weighted_row_medians_to_scratch(
-        self, channels: int, is_between: bool, scratch: Plane, top: int, bottom: int
+        self, channels: int, position: PassPosition, scratch: Plane, top: int, bottom: int
     ) -> None:
         level, config = self._level, self._config
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         limits = (np.float32(config.filter_colour), self._nearness, np.float32(config.filter_threshold))
         lines = np.empty((self._k.SPAN + 2) * level.pitch, np.float32)
         buffer = np.empty(len(self._nearness) * 16, np.float32)
-        steps = np.array(get_filter_steps(is_between=is_between), np.float32)
+        steps = np.array(position.filter_steps, np.float32)
         self._k.filter_by_weighted_median_rows(
             self._state, *where, self._guide, channels, scratch, *limits, steps, lines, buffer
         )

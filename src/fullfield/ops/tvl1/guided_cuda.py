@@ -28,7 +28,7 @@ from fullfield.ops._launching import (
     read_source,
 )
 from fullfield.ops._recording import StreamOrderedCalls, record_cuda_graph
-from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
+from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, PassPosition, RefinementConfig
 from fullfield.ops.tvl1.cuda.state import compute_row_pitch_in_elements
 from fullfield.ops.tvl1.frames import BRIGHTEST
 from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel
@@ -36,7 +36,8 @@ from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel
 LIBRARIES = LibraryCache("refinement kernels")
 BAD_FRAMES, BAD_RESULT, BAD_FLOW, BAD_BACKWARD = (1, 2), 4, 8, 16
 """Bits of the flags: a value of frame 1 or 2 is not within ±1e6; result, given flow or flow back is not finite."""
-_ACROSS, _DOWN = 32, 16  # tile of the weighted median
+_FILTERED = {"float32": (16, 32), "float16": (32, 32)}  # rows and columns of the weighted median's tile
+_GROUP = 4  # rows of a thread that loads
 _STRIP = 128  # columns of a strip
 _LINEARISED = 8, 32  # rows and columns of a block
 _FOLDER = Path(__file__).with_name("cuda")
@@ -303,11 +304,10 @@ class CudaRefiner:
         self, kernel_name: str, kernel_params: ctypes.Structure, tile_rows_columns: tuple[int, int], threads: int = 256
     ) -> Launch:
         """Return a launch; ``tile_rows_columns`` holds rows and columns of a block."""
-        rows = kernel_params.height * (2 if kernel_name == "guided_down" else 1)
         kernel_params.tiles = -(-kernel_params.width // tile_rows_columns[1])
-        return Launch(
-            self._library, kernel_name, kernel_params.tiles * -(-rows // tile_rows_columns[0]), threads, kernel_params
-        )
+        frames = 2 if kernel_name == "guided_down" else 1
+        blocks = frames * kernel_params.tiles * -(-kernel_params.height // tile_rows_columns[0])
+        return Launch(self._library, kernel_name, blocks, threads, kernel_params)
 
     def _launch_input_conversion(
         self, frames: tuple[Tensor, Tensor], flow: Tensor, backward: Tensor | None, refined_out: Tensor
@@ -321,7 +321,7 @@ class CudaRefiner:
                 p.frame_c[n], p.frame_y[n], p.frame_x[n] = frame.stride()
             p.prior, p.backward, p.result = get_address(flow), get_address(backward), get_address(refined_out)
             p.scratch, p.flow_out = self._get_plane_address(_DUALS[1]), self._get_plane_address(_FLOWS[0])
-            self._build_launch(name, p, (1, 256))(stream)
+            self._build_launch(name, p, (_GROUP if name == "guided_down" else 1, 256))(stream)
 
     def _get_intermediate_result_address(self, pass_index: int) -> int:
         """Return the address of the result of a pass that another one follows."""
@@ -330,21 +330,19 @@ class CudaRefiner:
     def _build_launches(self, graph_key: _RefinementGraphKey) -> list[tuple[str, Launch]]:
         """Return the launches that follow, in order."""
         launches: list[tuple[str, Launch]] = []
-        judged = 0
+        judged = dual_index = 0
         for number, rounds in enumerate(graph_key.passes):
-            is_last, start = (
-                number == len(graph_key.passes) - 1,
-                self._get_intermediate_result_address(number - 1) if number else None,
-            )
-            flow_index = dual_index = 0
+            position = PassPosition(number, len(graph_key.passes))
+            start = self._get_intermediate_result_address(number - 1) if number else None
+            flow_index, warps = 0, position.count_warps(self._config)
             if number:
                 p = self._build_pass_params(graph_key, start)
                 p.flow_out = self._get_plane_address(_FLOWS[0])
                 launches.append(("loading", self._build_launch("guided_start", p, (1, 256))))
             for turn in range(rounds):
-                for warp in range(self._config.warps):
+                for warp in range(warps):
                     p = self._build_pass_params(graph_key, start)
-                    p.flow, p.last = self._get_plane_address(_FLOWS[flow_index]), int(warp == self._config.warps - 1)
+                    p.flow, p.last = self._get_plane_address(_FLOWS[flow_index]), int(warp == warps - 1)
                     is_judged = warp == 0 and judged < graph_key.misfit_count
                     if is_judged:
                         p.fits = self._get_plane_address(_FLOWS[1 - flow_index])  # free until the iterations
@@ -353,7 +351,7 @@ class CudaRefiner:
                         launches.append(("judging", self._build_misfit_launch(graph_key, judged, p.fits)))
                         judged, judged_launch_count = judged + 1, len(launches)
                     for step, depth in enumerate(self._depths):
-                        zero_dual = turn == warp == step == 0
+                        zero_dual = number == turn == warp == step == 0
                         launches.append(
                             (
                                 "iterate",
@@ -363,7 +361,7 @@ class CudaRefiner:
                             )
                         )
                         flow_index, dual_index = 1 - flow_index, 1 - dual_index
-                    if warp < self._config.warps - 1:
+                    if warp < warps - 1:
                         launches.append(("median", self._build_plain_median_launch(flow_index)))
                         flow_index = 1 - flow_index
                 p = self._build_pass_params(graph_key, start)
@@ -371,16 +369,16 @@ class CudaRefiner:
                 p.flow_out = self._get_plane_address(_FLOWS[1 - flow_index])
                 flow_index = 1 - flow_index
                 p.last = int(turn == rounds - 1)
-                if p.last and is_last:
+                if p.last and position.is_last:
                     p.shares = get_address(self._shares) if graph_key.blends else None
                     p.after_first = self._get_intermediate_result_address(0) if number else None
                 elif p.last:
                     p.refined = self._get_intermediate_result_address(number)
                 launches.append(("jumps", self._build_launch("guided_jumps", p, (8, 32))))
                 p = type(p).from_buffer_copy(p)
-                sparse = "_sparse" if number and not is_last else ""
-                filter_name = f"guided_median_{self._config.filter_precision}{sparse}"
-                launches.append(("weighted median", self._build_launch(filter_name, p, (_DOWN, _ACROSS))))
+                precision, sparse = self._config.filter_precision, "_sparse" if position.is_between else ""
+                launch = self._build_launch(f"guided_median_{precision}{sparse}", p, _FILTERED[precision])
+                launches.append(("weighted median", launch))
         if graph_key.blends and len(graph_key.passes) > 1:
             # Where nothing of the later passes remains, only the kernel that settles all pixels has work to do.
             for _, launch in (*launches[judged_launch_count:-2], launches[-1]):
@@ -434,4 +432,6 @@ class CudaRefiner:
         p.plane = p.target_plane = self._planes.stride(0)
         p.height, p.width, p.pitch, p.target_pitch = height, width, self._pitch, self._pitch
         p.tiles_y, p.tiles_x = -(-height // 8), -(-width // 64)
+        if self._config.filter_precision == "float16":
+            return Launch(self._library, "guided_plain_median", p.tiles_y * p.tiles_x, 128, p)
         return Launch(self._library, "median5", 2 * p.tiles_y * p.tiles_x, 128, p)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
-from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig, get_filter_steps
+from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, ONLY_PASS, PassPosition, RefinementConfig
 from fullfield.ops.tvl1.reference import (
     compute_central_gradient,
     compute_divergence,
@@ -37,11 +37,14 @@ class RefinementInput(NamedTuple):
 
 
 def refine_pair_and_get_misfits(
-    refinement_input: RefinementInput, config: RefinementConfig, *, is_between: bool = False
+    refinement_input: RefinementInput,
+    config: RefinementConfig,
+    position: PassPosition = ONLY_PASS,
+    dual_inout: Tensor | None = None,  # [4, H, W]
 ) -> tuple[Tensor, Tensor]:
     """Refine one pair; return the flow [2, H, W], and the misfits before its first two rounds or the only one.
 
-    ``is_between``: another pass came before this one, and one follows.
+    The iterations continue with the dual variable, by default 0, of the pass before, and leave theirs there.
     """
     colours, first, second, prior, coupling = refinement_input
     edge = compute_edge_weights(colours, config.edges)
@@ -49,18 +52,20 @@ def refine_pair_and_get_misfits(
     one, two = torch.stack(compute_central_gradient(first)), torch.stack(compute_central_gradient(second))
     xx, xy = compute_central_gradient(one[0])
     yy = compute_central_gradient(one[1])[1]
-    flow, dual = prior, torch.zeros_like(prior).repeat(2, 1, 1)
+    flow, dual = prior, torch.zeros_like(prior).repeat(2, 1, 1) if dual_inout is None else dual_inout.clone()
     round_maps = []
     for turn in range(config.rounds):
-        for warp in range(config.warps):
+        for warp in range(position.count_warps(config)):
             *system, fit = compute_linear_systems_and_fit(one, two, (xx, xy, yy), flow, prior, coupling, config)
             if warp == 0 and turn < JUDGED:
                 round_maps.append(fit - LEAST_FIT)
             for _ in range(config.iterations):
                 flow, dual = update_flow_and_dual(flow, dual, tuple(system), edge, config)
-            if warp < config.warps - 1:
+            if warp < position.count_warps(config) - 1:
                 flow = median_filter(flow, 5)
-        flow = filter_motion_boundaries_by_weighted_median(flow, colours, fit, config, is_between=is_between)
+        flow = filter_motion_boundaries_by_weighted_median(flow, colours, fit, config, position)
+    if dual_inout is not None:
+        dual_inout.copy_(dual)
     return damp_large_flow_changes(prior, flow, config.trust), compute_mean_misfits(torch.stack(round_maps))
 
 
@@ -160,8 +165,7 @@ def filter_motion_boundaries_by_weighted_median(
     colours: Tensor,
     fit: Tensor,
     config: RefinementConfig,
-    *,
-    is_between: bool = False,
+    position: PassPosition = ONLY_PASS,
 ) -> Tensor:
     """Filter near motion boundaries: find the least weighted distance to the flows around, by Weiszfeld's steps.
 
@@ -189,7 +193,7 @@ def filter_motion_boundaries_by_weighted_median(
             flows.append(padded_flow[:, rows, columns])
             offsets.append((dy % 2, dx % 2))
     present = flow
-    for soft, *starts in get_filter_steps(is_between=is_between):
+    for soft, *starts in position.filter_steps:
         total, mean = torch.full_like(flow[0], 1e-12), torch.zeros_like(flow)
         for weight, other, (row, column) in zip(weights, flows, offsets, strict=True):
             if starts[row] != column:

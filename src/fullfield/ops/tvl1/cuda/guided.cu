@@ -49,24 +49,52 @@ static __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < __
 
 // ---- loading
 
-static __device__ __forceinline__ float grey_at(const GuidedParams &p, int frame, int x, int y) {
-    const float *at = p.frames[frame] + y * p.frame_y[frame] + x * p.frame_x[frame];
-    if (p.channels == 1) return 255.f * *at;
-    return 76.245f * at[0] + 149.685f * at[p.frame_c[frame]] + 29.07f * at[2 * p.frame_c[frame]];
+constexpr int GROUP = 4, USUAL_TAPS = 5;  // rows of a thread that loads; weights of the blur for which no loop is needed
+
+// Blur the GROUP rows of a frame's column from y0 on, in grey, from top to bottom. Return whether all values are in range.
+template <int CHANNELS> static __device__ __forceinline__ bool blur_down(const GuidedParams &p, int frame, int x, int y0) {
+    const float *columns[CHANNELS];
+#pragma unroll
+    for (int c = 0; c < CHANNELS; c++) columns[c] = p.frames[frame] + c * p.frame_c[frame] + x * p.frame_x[frame];
+    bool good = true;
+    const auto grey_at = [&](int y) {
+        const i64 row = min(max(y, 0), p.height - 1) * p.frame_y[frame];
+        float value[CHANNELS];
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c++) value[c] = columns[c][row], good = good && fabsf(value[c]) <= p.brightest;
+        return CHANNELS == 1 ? 255.f * value[0] : 76.245f * value[0] + 149.685f * value[CHANNELS / 2] + 29.07f * value[CHANNELS - 1];
+    };
+    float *to = p.scratch + frame * p.plane + (i64)y0 * p.pitch + x;
+    if (p.taps == USUAL_TAPS) {
+        float grey[GROUP + USUAL_TAPS - 1], weight[USUAL_TAPS];
+#pragma unroll
+        for (int t = 0; t < USUAL_TAPS; t++) weight[t] = p.kernel[t];
+#pragma unroll
+        for (int j = 0; j < GROUP + USUAL_TAPS - 1; j++) grey[j] = grey_at(y0 + j - USUAL_TAPS / 2);
+#pragma unroll
+        for (int r = 0; r < GROUP; r++) {
+            float sum = 0.f;
+#pragma unroll
+            for (int t = 0; t < USUAL_TAPS; t++) sum += weight[t] * grey[r + t];
+            if (y0 + r < p.height) to[(i64)r * p.pitch] = sum;
+        }
+    } else {
+        for (int r = 0; r < GROUP && y0 + r < p.height; r++) {
+            float sum = 0.f;
+            for (int t = 0; t < p.taps; t++) sum += p.kernel[t] * grey_at(y0 + r + t - p.taps / 2);
+            to[(i64)r * p.pitch] = sum;
+        }
+    }
+    return good;
 }
 
 // Convert both frames to grey and blur them from top to bottom. Note values out of range.
 extern "C" __global__ void __launch_bounds__(256) guided_down(const __grid_constant__ GuidedParams p) {
-    const int x = blockIdx.x % p.tiles * 256 + threadIdx.x, row = blockIdx.x / p.tiles;
-    const int frame = row >= p.height, y = row - frame * p.height;
+    const int x = blockIdx.x % p.tiles * 256 + threadIdx.x, group = blockIdx.x / p.tiles, groups = (p.height + GROUP - 1) / GROUP;
+    const int frame = group >= groups, y0 = (group - frame * groups) * GROUP;
     if (x >= p.width) return;
-    const float *own = p.frames[frame] + y * p.frame_y[frame] + x * p.frame_x[frame];
-    bool good = true;
-    for (int c = 0; c < p.channels; c++) good = good && fabsf(own[c * p.frame_c[frame]]) <= p.brightest;
+    const bool good = p.channels == 1 ? blur_down<1>(p, frame, x, y0) : blur_down<3>(p, frame, x, y0);
     if (!good) atomicOr(p.flags, 1 << frame);
-    float sum = 0.f;
-    for (int t = 0; t < p.taps; t++) sum += p.kernel[t] * grey_at(p, frame, x, min(max(y + t - p.taps / 2, 0), p.height - 1));
-    p.scratch[frame * p.plane + (i64)y * p.pitch + x] = sum;
 }
 
 // Return the flow that this pass refines.
@@ -103,14 +131,24 @@ extern "C" __global__ void __launch_bounds__(256) guided_across(const __grid_con
     const i64 at = (i64)y * p.pitch + x;
 #pragma unroll
     for (int frame = 0; frame < 2; frame++) {
+        const float *plane = p.scratch + frame * p.plane;
+        const float *own = plane + at, *above = own - (y > 0 ? p.pitch : 0), *below = own + (y < p.height - 1 ? p.pitch : 0);
         float2 gradient = {0.f, 0.f};
-        for (int t = 0; t < p.taps; t++) {
-            const auto value = [&](int column, int line) {
-                column = min(max(min(max(column, 0), p.width - 1) + t - p.taps / 2, 0), p.width - 1);
-                return p.scratch[frame * p.plane + (i64)min(max(line, 0), p.height - 1) * p.pitch + column];
+        if (p.taps == USUAL_TAPS && x > USUAL_TAPS / 2 && x + USUAL_TAPS / 2 + 1 < p.width) {
+#pragma unroll
+            for (int t = 0; t < USUAL_TAPS; t++) {
+                const int i = t - USUAL_TAPS / 2;
+                gradient.x += 0.5f * p.kernel[t] * (own[i + 1] - own[i - 1]);
+                gradient.y += 0.5f * p.kernel[t] * (below[i] - above[i]);
+            }
+        } else {
+            const auto column = [&](int center, int t) {  // counted from x
+                return min(max(min(max(center, 0), p.width - 1) + t - p.taps / 2, 0), p.width - 1) - x;
             };
-            gradient.x += 0.5f * p.kernel[t] * (value(x + 1, y) - value(x - 1, y));
-            gradient.y += 0.5f * p.kernel[t] * (value(x, y + 1) - value(x, y - 1));
+            for (int t = 0; t < p.taps; t++) {
+                gradient.x += 0.5f * p.kernel[t] * (own[column(x + 1, t)] - own[column(x - 1, t)]);
+                gradient.y += 0.5f * p.kernel[t] * (below[column(x, t)] - above[column(x, t)]);
+            }
         }
         p.gradients[frame * p.plane + at] = gradient;
     }
@@ -329,10 +367,48 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(
     }
 }
 
+// ---- the plain median
+
+// Filter 2×2 pixels of both components at once in half precision, against the flow at one of them; a block filters 64×8.
+extern "C" __global__ void __launch_bounds__(128) guided_plain_median(const __grid_constant__ MedianParams p) {
+    if (p.later && *p.later == 0.f) return;
+    const int x0 = (blockIdx.x % p.tiles_x * 32 + threadIdx.x % 32) * 2, y0 = (blockIdx.x / p.tiles_x * 4 + threadIdx.x / 32) * 2;
+    if (x0 >= p.width || y0 >= p.height) return;
+    const float *from_u = p.flow, *from_v = p.flow + p.plane;
+    const i64 own = (i64)y0 * p.pitch + x0;
+    const float own_u = from_u[own], own_v = from_v[own];
+    u32 window[6][6], out[2][2];
+    load_windows(
+        window, x0, y0, p.width, p.height,
+        [&](int x, int y) {
+            const i64 at = (i64)y * p.pitch + x;
+            const float2 u = *(const float2 *)(from_u + at), v = *(const float2 *)(from_v + at);
+            return uint2{pair_f16(u.x - own_u, v.x - own_v), pair_f16(u.y - own_u, v.y - own_v)};
+        },
+        [&](int x, int y) {
+            const i64 at = (i64)y * p.pitch + x;
+            return pair_f16(from_u[at] - own_u, from_v[at] - own_v);
+        });
+    medians(window, out);
+    float *to = p.target + (i64)y0 * p.target_pitch + x0;
+#pragma unroll
+    for (int i = 0; i < 2; i++, to += p.target_pitch) {
+        if (y0 + i >= p.height) break;
+        float u[2], v[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const u32 within = upper_of(lower_of(out[i][j], 0x7bff7bff), 0xfbfffbff);  // of differences too long for halves
+            u[j] = own_u + from_f16((u16)within), v[j] = own_v + from_f16((u16)(within >> 16));
+        }
+        *(float2 *)to = {u[0], u[1]};  // a row's pitch has space for the other column
+        *(float2 *)(to + p.target_plane) = {v[0], v[1]};
+    }
+}
+
 // ---- the weighted median, and the result after the last one
 
-constexpr int SPAN = 2 * RADIUS + 1, ACROSS = 32, DOWN = 16;                  // side of a window; columns and rows of a block
-constexpr int NEAR_X = ACROSS + 2 * RADIUS + 1, NEAR_Y = DOWN + 2 * RADIUS;  // one more column, which only lanes without weight read
+constexpr int SPAN = 2 * RADIUS + 1, ACROSS = 32;  // side of a window; columns of a block
+constexpr int NEAR_X = ACROSS + 2 * RADIUS + 1;    // one more column, which only lanes without weight read
 static_assert(RADIUS == 7, "two columns each of eight lanes, or four of four lanes, hold a window");
 
 // Interpolate as torch.lerp does: with a share of 1 the result is `to`.
@@ -420,8 +496,9 @@ extern "C" __global__ void __launch_bounds__(256) guided_jumps(const __grid_cons
     if (lane == 0) p.jumps[(i64)y * (p.pitch / 32) + x / 32] = all;
 }
 
-// List the pixels of a block's tile that are near a jump; return how many there are.
-static __device__ __forceinline__ int list_near_jumps(const GuidedParams &p, u16 *list) {
+// List the pixels of a block's tile of DOWN rows that are near a jump; return how many there are.
+template <int DOWN> static __device__ __forceinline__ int list_near_jumps(const GuidedParams &p, u16 *list) {
+    constexpr int NEAR_Y = DOWN + 2 * RADIUS;
     __shared__ u64 jumps[NEAR_Y];
     __shared__ int found;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -484,11 +561,12 @@ static __device__ __forceinline__ void median_step(const float2 *corner, const f
 // Filter the pixels near a jump in float32. Eight lanes take one pixel, each two columns of its window, and keep the weights
 // in registers through all steps. SPARSE: every second column of every second row, in fewer steps.
 template <bool SPARSE> static __device__ __forceinline__ void filter_in_floats(const GuidedParams &p) {
+    constexpr int DOWN = 16, NEAR_Y = DOWN + 2 * RADIUS;
     __shared__ float4 colours[NEAR_Y * NEAR_X];
     __shared__ float2 flows[NEAR_Y * NEAR_X];
     __shared__ u16 list[ACROSS * DOWN];
     if (is_skipped(p)) return;
-    const int count = list_near_jumps(p, list);
+    const int count = list_near_jumps<DOWN>(p, list);
     if (count == 0) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int x0 = blockIdx.x % p.tiles * ACROSS, y0 = blockIdx.x / p.tiles * DOWN;
@@ -587,7 +665,6 @@ static __device__ __forceinline__ u32 multiply_add_to_one(u32 a, u32 b, u32 c) {
     asm("fma.rn.sat.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
     return r;
 }
-static __device__ __forceinline__ float sum_halves(u32 a) { return from_f16((u16)a) + from_f16((u16)(a >> 16)); }
 
 // Return the reciprocal roots of two positive numbers to 4 %: half of the negative exponent, with a straight line between powers.
 static __device__ __forceinline__ u32 rough_reciprocal_roots(u32 a) {
@@ -617,14 +694,15 @@ static __device__ __forceinline__ void halves_step(
             sums_u = multiply_add_halves(w, du, sums_u);
             sums_v = multiply_add_halves(w, dv, sums_v);
         }
-    float total = sum_halves(totals), sum_u = sum_halves(sums_u), sum_v = sum_halves(sums_v);
+    u32 sums = add_halves(__byte_perm(sums_u, sums_v, 0x5410), __byte_perm(sums_u, sums_v, 0x7632));  // u, v
 #pragma unroll
     for (int mask = 1; mask < SHARERS; mask *= 2) {
-        total += __shfl_xor_sync(ALL, total, mask);
-        sum_u += __shfl_xor_sync(ALL, sum_u, mask);
-        sum_v += __shfl_xor_sync(ALL, sum_v, mask);
+        totals = add_halves(totals, __shfl_xor_sync(ALL, totals, mask));
+        sums = add_halves(sums, __shfl_xor_sync(ALL, sums, mask));
     }
+    const float total = from_f16((u16)totals) + from_f16((u16)(totals >> 16));
     const float inverse_root = reciprocal_root(total + 1e-12f), inverse = inverse_root * inverse_root;
+    const float sum_u = from_f16((u16)sums), sum_v = from_f16((u16)(sums >> 16));
     u = from_f16(to_f16(u)) + sum_u * inverse;
     v = from_f16(to_f16(v)) + sum_v * inverse;
 }
@@ -632,12 +710,13 @@ static __device__ __forceinline__ void halves_step(
 // Filter the pixels near a jump in half precision. Four lanes take one pixel and hold its window in registers, four columns
 // each: 0, 1, 8 and 9; 2, 3, 10 and 11; ... SPARSE: as above.
 template <bool SPARSE> static __device__ __forceinline__ void filter_in_halves(const GuidedParams &p) {
+    constexpr int DOWN = 32, NEAR_Y = DOWN + 2 * RADIUS;
     __shared__ uint4 colours[NEAR_Y * PAIRS_X];  // red, green, blue and fit of two pixels each
     __shared__ uint2 flows[NEAR_Y * PAIRS_X];    // u of two pixels, v of them
     __shared__ u32 near_down[SPAN];              // what a row takes from the nearness
     __shared__ u16 list[ACROSS * DOWN];
     if (is_skipped(p)) return;
-    const int count = list_near_jumps(p, list);
+    const int count = list_near_jumps<DOWN>(p, list);
     if (count == 0) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int x0 = blockIdx.x % p.tiles * ACROSS, y0 = blockIdx.x / p.tiles * DOWN;
@@ -682,7 +761,9 @@ template <bool SPARSE> static __device__ __forceinline__ void filter_in_halves(c
         const float second = dx + 8 <= RADIUS ? 1.f - p.per_reach * ((dx + 8) * (dx + 8)) : -8.f;
         near_across[i] = pair_f16(fmaxf(1.f - p.per_reach * (dx * dx), -8.f), fmaxf(second, -8.f));
     }
-    for (int begin = warp * 8; begin < count; begin += 64) {
+    int kept = -1;  // a pixel that the lane has yet to write: every fourth time all lanes write one
+    float kept_u, kept_v;
+    for (int begin = warp * 8, turn = 0; begin < count; begin += 64, turn++) {
         const int number = begin + slot, pixel = list[min(number, count - 1)];
         const int row = pixel / ACROSS, column = pixel % ACROSS, centre = (row + RADIUS) * PAIRS_X + column + RADIUS;
         const int corner = row * PAIRS_X + column + 2 * part;
@@ -720,7 +801,10 @@ template <bool SPARSE> static __device__ __forceinline__ void filter_in_halves(c
             halves_step<1, 0>(weight, flow_u, flow_v, 0.04f, u, v);
             halves_step<0, 1>(weight, flow_u, flow_v, 0.02f, u, v);  // reads the pixel itself, too
         }
-        if (part == 0 && number < count) settle_at(p, x0 + column, y0 + row, middle_u + u, middle_v + v);
+        if (turn % SHARERS == part && number < count) kept = pixel, kept_u = u, kept_v = v;
+        if (turn % SHARERS < SHARERS - 1 && begin + 64 < count) continue;
+        if (kept >= 0) settle_at(p, x0 + kept % ACROSS, y0 + kept / ACROSS, middle_u + kept_u, middle_v + kept_v);
+        kept = -1;
     }
 }
 

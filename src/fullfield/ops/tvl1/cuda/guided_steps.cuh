@@ -5,10 +5,17 @@ static __device__ __forceinline__ float flow_and_divergence(float u, float slown
     return fmaf(slowness, u, (across - left) + (down - up));
 }
 
+// Return a product clamped to 0 ... 1; 0 for NaN.
+static __device__ __forceinline__ float multiply_to_one(float a, float b) {
+    float r;
+    asm("mul.sat.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+
 // Step the dual variable (p, q) of a component along its gradient, times sigma, and pull it back to the length `edge`.
 static __device__ __forceinline__ void dual_step(float &p, float &q, float across, float down, float sigma_x, float sigma_y, float edge) {
-    const float g = fmaf(sigma_x, across, p), h = fmaf(sigma_y, down, q), least = fmaxf(edge, 1e-6f);
-    const float shrink = edge * reciprocal_root(fmaxf(least * least, fmaf(g, g, h * h)));
+    const float g = fmaf(sigma_x, across, p), h = fmaf(sigma_y, down, q);
+    const float shrink = multiply_to_one(edge, reciprocal_root(fmaf(g, g, h * h)));
     p = shrink * g;
     q = shrink * h;
 }
