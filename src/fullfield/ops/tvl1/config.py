@@ -116,18 +116,18 @@ JUDGED = 2
 class PassPosition(NamedTuple):
     """Position of a pass among those over a pair."""
 
-    index: int = 0
-    count: int = 1
+    number: int = 0
+    total: int = 1
 
     @property
     def is_last(self) -> bool:
         """Whether no pass follows."""
-        return self.index == self.count - 1
+        return self.number == self.total - 1
 
     @property
     def is_between(self) -> bool:
         """Whether a pass came before this one, and another one follows."""
-        return self.index > 0 and not self.is_last
+        return self.number > 0 and not self.is_last
 
     @property
     def filter_steps(self) -> tuple[tuple[float, int, int], ...]:
@@ -136,7 +136,7 @@ class PassPosition(NamedTuple):
 
     def count_warps(self, config: RefinementConfig) -> int:
         """Return the warps of a round: after other passes the last one takes one less."""
-        return max(1, config.warps - 1) if self.index > 0 and self.is_last else config.warps
+        return max(1, config.warps - 1) if self.number > 0 and self.is_last else config.warps
 
 
 ONLY_PASS = PassPosition()
@@ -208,7 +208,5 @@ class RefinementConfig(Config):
         check_number(self.passes_fall, "passes_fall", low=0, high=1)
 
 
-THREE_PASSES = RefinementConfig(
-    passes=3, rounds=1, iterations=8, consistent_distance=0.06, filter_precision="float16"
-)
+THREE_PASSES = RefinementConfig(passes=3, rounds=1, iterations=8, consistent_distance=0.06, filter_precision="float16")
 """Refinement of the method ``auto``."""

@@ -78,7 +78,7 @@ class CpuRefiner:
         k, level, config = self._k, self._level, self._config
         warps, self._threads = position.count_warps(config), threads
         self._fill_buffers_with_blurred_pair_and_weights(
-            colours, first, second, prior, _NONE if backward is None else backward, keep_dual=position.index > 0
+            colours, first, second, prior, _NONE if backward is None else backward, keep_dual=position.number > 0
         )
         fit, round_misfits = torch.from_numpy(level.view_plane(self._state, k.FIT)), []
         for turn in range(rounds):

@@ -28,7 +28,15 @@ from fullfield.ops._launching import (
     read_source,
 )
 from fullfield.ops._recording import StreamOrderedCalls, record_cuda_graph
-from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, PassPosition, RefinementConfig
+from fullfield.ops.tvl1.config import (
+    FILTER_RADIUS,
+    FILTER_STEPS,
+    JUDGED,
+    LEAST_FIT,
+    SPARSE_FILTER_STEPS,
+    PassPosition,
+    RefinementConfig,
+)
 from fullfield.ops.tvl1.cuda.state import compute_row_pitch_in_elements
 from fullfield.ops.tvl1.frames import BRIGHTEST
 from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel
@@ -37,12 +45,12 @@ LIBRARIES = LibraryCache("refinement kernels")
 BAD_FRAMES, BAD_RESULT, BAD_FLOW, BAD_BACKWARD = (1, 2), 4, 8, 16
 """Bits of the flags: a value of frame 1 or 2 is not within ±1e6; result, given flow or flow back is not finite."""
 _FILTERED = {"float32": (16, 32), "float16": (32, 32)}  # rows and columns of the weighted median's tile
+_MEDIAN = 8, 64  # rows and columns of the plain median's block
 _GROUP = 4  # rows of a thread that loads
 _STRIP = 128  # columns of a strip
 _LINEARISED = 8, 32  # rows and columns of a block
 _FOLDER = Path(__file__).with_name("cuda")
 _Guided = parse_structures(_FOLDER / "guided.cu")["GuidedParams"]
-_Median = parse_structures(_FOLDER / "median.cu")["MedianParams"]
 _Rows = parse_structures(_FOLDER / "guided_rows.cu")["RowsParams"]
 # Planes of the state.
 _GRADIENTS, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT, PLANES = 0, (4, 6), (8, 12), 16, 21, 22, 23, 24
@@ -143,8 +151,12 @@ def generate_refinement_source(shape: IterationTile) -> KernelSource:
     """Return the source of all kernels."""
     names = ("sampling.cuh", "medians.cuh", "median.cu", "guided_steps.cuh", "guided.cu")
     text = read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
+    steps = {
+        name: " ".join(f"STEP({soft}f, {even}, {odd})" for soft, even, odd in steps)
+        for name, steps in (("FILTER_STEPS", FILTER_STEPS), ("SPARSE_FILTER_STEPS", SPARSE_FILTER_STEPS))
+    }
     return KernelSource.with_macros(
-        text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS
+        text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS, **steps
     )
 
 
@@ -362,7 +374,11 @@ class CudaRefiner:
                         )
                         flow_index, dual_index = 1 - flow_index, 1 - dual_index
                     if warp < warps - 1:
-                        launches.append(("median", self._build_plain_median_launch(flow_index)))
+                        p = self._build_pass_params(graph_key, start)
+                        p.flow = self._get_plane_address(_FLOWS[flow_index])
+                        p.flow_out = self._get_plane_address(_FLOWS[1 - flow_index])
+                        median = f"guided_plain_median_{self._config.filter_precision}"
+                        launches.append(("median", self._build_launch(median, p, _MEDIAN, 128)))
                         flow_index = 1 - flow_index
                 p = self._build_pass_params(graph_key, start)
                 p.flow = self._get_plane_address(_FLOWS[flow_index])
@@ -423,15 +439,3 @@ class CudaRefiner:
         p.slowness, p.sigma = 1 / self._config.step, 0.25 / self._config.step
         blocks = one.columns * -(-p.height // one.rows)
         return Launch(self._pass_libraries[depth], "guided_rows", blocks, one.threads, p, one.shared)
-
-    def _build_plain_median_launch(self, source_index: int) -> Launch:
-        height, width = self._size
-        p = _Median()
-        p.flow = self._get_plane_address(_FLOWS[source_index])
-        p.target = self._get_plane_address(_FLOWS[1 - source_index])
-        p.plane = p.target_plane = self._planes.stride(0)
-        p.height, p.width, p.pitch, p.target_pitch = height, width, self._pitch, self._pitch
-        p.tiles_y, p.tiles_x = -(-height // 8), -(-width // 64)
-        if self._config.filter_precision == "float16":
-            return Launch(self._library, "guided_plain_median", p.tiles_y * p.tiles_x, 128, p)
-        return Launch(self._library, "median5", 2 * p.tiles_y * p.tiles_x, 128, p)

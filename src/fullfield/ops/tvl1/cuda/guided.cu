@@ -3,6 +3,7 @@
 // Macros set by the launcher:
 //   WARPS, ROWS, BLOCKS   for `guided_iterate`: warps of a block, rows that each of them holds, blocks of a multiprocessor
 //   RADIUS                of the weighted median's window
+//   FILTER_STEPS, SPARSE_FILTER_STEPS   its steps, STEP(softening in pixels, EVEN and ODD of `median_step`) each
 
 // Addresses of a call's tensors. `guided_start` writes them, so a recorded graph serves every call.
 struct GuidedInputs {
@@ -44,7 +45,6 @@ struct GuidedParams {
     int height, width, pitch, channels, taps, tiles, iterations, zero_dual, last, judged, fit_blocks;
 };
 
-static __device__ __forceinline__ bool is_skipped(const GuidedParams &p) { return p.later && *p.later == 0.f; }
 static __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < __int_as_float(0x7f800000); }
 
 // ---- loading
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(256) guided_across(const __grid_con
 // Copy the flow that a pass refines, and compute its coupling. The first pass notes the addresses of the call's tensors, and
 // values that are not finite.
 extern "C" __global__ void __launch_bounds__(256) guided_start(const __grid_constant__ GuidedParams p) {
-    if (is_skipped(p)) return;
+    if (is_skipped(p.later)) return;
     if (!p.given && blockIdx.x == 0 && threadIdx.x == 0)
         *p.inputs = {p.frames[0], p.prior, p.backward, p.result, p.frame_c[0], p.frame_y[0], p.frame_x[0]};
     const int x = blockIdx.x % p.tiles * 256 + threadIdx.x, y = blockIdx.x / p.tiles;
@@ -236,7 +236,7 @@ static __device__ __forceinline__ void sum_fit(const GuidedParams &p, float fit)
 // Linearise at the flow: M11, M12, M22, B1, B2; before a weighted median also the fit of the gradients, and before a judged
 // round the sum of theirs. A block: 32×8 pixels.
 extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_constant__ GuidedParams p) {
-    if (is_skipped(p)) return;
+    if (is_skipped(p.later)) return;
     const int own_x = blockIdx.x % p.tiles * 32 + threadIdx.x % 32, own_y = blockIdx.x / p.tiles * 8 + threadIdx.x / 32;
     const bool exists = own_x < p.width && own_y < p.height;
     if (!exists && !p.fits) return;
@@ -278,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_
 // the dual variable down.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(const __grid_constant__ GuidedParams p) {
     __shared__ float2 first_flow[WARPS][2][32], last_dual[WARPS][2][32];
-    if (is_skipped(p)) return;
+    if (is_skipped(p.later)) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, reach = p.iterations + (p.iterations & 1);
     const int x0 = blockIdx.x % p.tiles * (64 - 2 * reach), y0 = blockIdx.x / p.tiles * (WARPS * ROWS - 2 * p.iterations);
     const int x = x0 - reach + 2 * lane, y = y0 - p.iterations + warp * ROWS;
@@ -369,10 +369,26 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(
 
 // ---- the plain median
 
-// Filter 2×2 pixels of both components at once in half precision, against the flow at one of them; a block filters 64×8.
-extern "C" __global__ void __launch_bounds__(128) guided_plain_median(const __grid_constant__ MedianParams p) {
-    if (p.later && *p.later == 0.f) return;
-    const int x0 = (blockIdx.x % p.tiles_x * 32 + threadIdx.x % 32) * 2, y0 = (blockIdx.x / p.tiles_x * 4 + threadIdx.x / 32) * 2;
+// Return the first of the 2×2 pixels that a thread filters, for blocks of 64×8 pixels.
+static __device__ __forceinline__ int2 find_median_pixels(const GuidedParams &p) {
+    return {(int)(blockIdx.x % p.tiles * 32 + threadIdx.x % 32) * 2, (int)(blockIdx.x / p.tiles * 4 + threadIdx.x / 32) * 2};
+}
+
+extern "C" __global__ void __launch_bounds__(128) guided_plain_median_float32(const __grid_constant__ GuidedParams p) {
+    if (is_skipped(p.later)) return;
+    const auto [x0, y0] = find_median_pixels(p);
+    if (x0 >= p.width || y0 >= p.height) return;
+    MedianParams median = {};
+    median.flow = p.flow, median.target = p.flow_out;
+    median.plane = median.target_plane = p.plane;
+    median.height = p.height, median.width = p.width, median.pitch = median.target_pitch = p.pitch;
+    for (int n = 0; n < 2; n++) filter_pixels<2>(median, x0, y0, n);
+}
+
+// Filter both components at once in half precision, against the flow at one of the pixels.
+extern "C" __global__ void __launch_bounds__(128) guided_plain_median_float16(const __grid_constant__ GuidedParams p) {
+    if (is_skipped(p.later)) return;
+    const auto [x0, y0] = find_median_pixels(p);
     if (x0 >= p.width || y0 >= p.height) return;
     const float *from_u = p.flow, *from_v = p.flow + p.plane;
     const i64 own = (i64)y0 * p.pitch + x0;
@@ -390,9 +406,9 @@ extern "C" __global__ void __launch_bounds__(128) guided_plain_median(const __gr
             return pair_f16(from_u[at] - own_u, from_v[at] - own_v);
         });
     medians(window, out);
-    float *to = p.target + (i64)y0 * p.target_pitch + x0;
+    float *to = p.flow_out + own;
 #pragma unroll
-    for (int i = 0; i < 2; i++, to += p.target_pitch) {
+    for (int i = 0; i < 2; i++, to += p.pitch) {
         if (y0 + i >= p.height) break;
         float u[2], v[2];
 #pragma unroll
@@ -401,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(128) guided_plain_median(const __gr
             u[j] = own_u + from_f16((u16)within), v[j] = own_v + from_f16((u16)(within >> 16));
         }
         *(float2 *)to = {u[0], u[1]};  // a row's pitch has space for the other column
-        *(float2 *)(to + p.target_plane) = {v[0], v[1]};
+        *(float2 *)(to + p.plane) = {v[0], v[1]};
     }
 }
 
@@ -480,7 +496,7 @@ extern "C" __global__ void __launch_bounds__(1024) guided_judge(const __grid_con
 // Mark the pixels after which the flow jumps, a bit each, and keep the flow of all pixels; `guided_median` filters those near
 // a jump. A block: 32×8 pixels.
 extern "C" __global__ void __launch_bounds__(256) guided_jumps(const __grid_constant__ GuidedParams p) {
-    if (is_skipped(p)) return;
+    if (is_skipped(p.later)) return;
     const int lane = threadIdx.x % 32, x = blockIdx.x % p.tiles * 32 + lane, y = blockIdx.x / p.tiles * 8 + threadIdx.x / 32;
     if (y >= p.height) return;
     bool jump = false;
@@ -565,7 +581,7 @@ template <bool SPARSE> static __device__ __forceinline__ void filter_in_floats(c
     __shared__ float4 colours[NEAR_Y * NEAR_X];
     __shared__ float2 flows[NEAR_Y * NEAR_X];
     __shared__ u16 list[ACROSS * DOWN];
-    if (is_skipped(p)) return;
+    if (is_skipped(p.later)) return;
     const int count = list_near_jumps<DOWN>(p, list);
     if (count == 0) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -614,19 +630,13 @@ template <bool SPARSE> static __device__ __forceinline__ void filter_in_floats(c
             }
         float u = before.x, v = before.y;
         const float2 *window = flows + corner;
+#define STEP(SOFT, EVEN, ODD) median_step<EVEN, ODD>(window, weight, SOFT, u, v);
         if (SPARSE) {
-            median_step<-1, 1>(window, weight, 0.32f, u, v);
-            median_step<-1, 1>(window, weight, 0.13f, u, v);
-            median_step<-1, 1>(window, weight, 0.05f, u, v);
-            median_step<-1, 1>(window, weight, 0.02f, u, v);
+            SPARSE_FILTER_STEPS
         } else {
-            median_step<1, -1>(window, weight, 0.64f, u, v);
-            median_step<-1, 0>(window, weight, 0.32f, u, v);
-            median_step<0, -1>(window, weight, 0.16f, u, v);
-            median_step<-1, 1>(window, weight, 0.08f, u, v);
-            median_step<1, 0>(window, weight, 0.04f, u, v);
-            median_step<0, 1>(window, weight, 0.02f, u, v);  // reads the pixel itself, too
+            FILTER_STEPS  // the last one reads the pixel itself, too
         }
+#undef STEP
         if (part == 0 && number < count) settle_at(p, x0 + column, y0 + row, u, v);
     }
 }
@@ -715,7 +725,7 @@ template <bool SPARSE> static __device__ __forceinline__ void filter_in_halves(c
     __shared__ uint2 flows[NEAR_Y * PAIRS_X];    // u of two pixels, v of them
     __shared__ u32 near_down[SPAN];              // what a row takes from the nearness
     __shared__ u16 list[ACROSS * DOWN];
-    if (is_skipped(p)) return;
+    if (is_skipped(p.later)) return;
     const int count = list_near_jumps<DOWN>(p, list);
     if (count == 0) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -788,19 +798,13 @@ template <bool SPARSE> static __device__ __forceinline__ void filter_in_halves(c
                 flow_u[j][i] = flow.x, flow_v[j][i] = flow.y;
             }
         }
+#define STEP(SOFT, EVEN, ODD) halves_step<EVEN, ODD>(weight, flow_u, flow_v, SOFT, u, v);
         if (SPARSE) {
-            halves_step<-1, 1>(weight, flow_u, flow_v, 0.32f, u, v);
-            halves_step<-1, 1>(weight, flow_u, flow_v, 0.13f, u, v);
-            halves_step<-1, 1>(weight, flow_u, flow_v, 0.05f, u, v);
-            halves_step<-1, 1>(weight, flow_u, flow_v, 0.02f, u, v);
+            SPARSE_FILTER_STEPS
         } else {
-            halves_step<1, -1>(weight, flow_u, flow_v, 0.64f, u, v);
-            halves_step<-1, 0>(weight, flow_u, flow_v, 0.32f, u, v);
-            halves_step<0, -1>(weight, flow_u, flow_v, 0.16f, u, v);
-            halves_step<-1, 1>(weight, flow_u, flow_v, 0.08f, u, v);
-            halves_step<1, 0>(weight, flow_u, flow_v, 0.04f, u, v);
-            halves_step<0, 1>(weight, flow_u, flow_v, 0.02f, u, v);  // reads the pixel itself, too
+            FILTER_STEPS
         }
+#undef STEP
         if (turn % SHARERS == part && number < count) kept = pixel, kept_u = u, kept_v = v;
         if (turn % SHARERS < SHARERS - 1 && begin + 64 < count) continue;
         if (kept >= 0) settle_at(p, x0 + kept % ACROSS, y0 + kept / ACROSS, middle_u + kept_u, middle_v + kept_v);

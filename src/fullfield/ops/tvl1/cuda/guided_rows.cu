@@ -259,7 +259,7 @@ template <bool FETCHES> struct March {
 
 extern "C" __global__ void __launch_bounds__(32 * GROUPS, BLOCKS) guided_rows(const __grid_constant__ RowsParams p) {
     extern __shared__ __align__(16) float memory[];
-    if (p.later && *p.later == 0.f) return;
+    if (is_skipped(p.later)) return;
     // Warp n of every block runs on the same quarter of a multiprocessor, which then fetches one role's instructions only.
     const int lane = threadIdx.x % 32, group = __shfl_sync(ALL, threadIdx.x / 32, 0);
     const int y0 = blockIdx.x / p.columns * p.rows, y1 = min(p.height, y0 + p.rows);

@@ -1,4 +1,8 @@
-// Arithmetic of an iteration of the guided refinement at one pixel. Built behind halves.cuh.
+// What the kernels of the guided refinement share: the arithmetic of an iteration at one pixel, and when there is nothing to do.
+// Built behind halves.cuh.
+
+// Return whether nothing remains of the passes to which a kernel belongs; `share` is null for those of which all is needed.
+static __device__ __forceinline__ bool is_skipped(const float *share) { return share && *share == 0.f; }
 
 // Return what the inverse of the linearised data term multiplies: the flow over its step, and the dual variable's divergence.
 static __device__ __forceinline__ float flow_and_divergence(float u, float slowness, float across, float left, float down, float up) {

@@ -8,7 +8,6 @@ struct MedianParams {
     i64 plane, item;          // elements of the level from one plane, one item to the next
     i64 target_plane;         // floats from one plane to the next
     int *flags;               // null, or where bit 2 is set for NaN or infinity
-    const float *later;       // null, or a number; if it is 0 nothing is filtered
     int height, width, pitch, target_pitch;
     int tiles_y, tiles_x;
 };
@@ -30,16 +29,9 @@ static __device__ __forceinline__ float2 flows_at(const Value *flow, const Value
 #endif
 }
 
-// Filter 2×2 pixels of a plane; a block filters 64×8. REACH: half the window's side.
-template <int REACH> static __device__ __forceinline__ void filter(const MedianParams &p) {
+// Filter the 2×2 pixels of plane `number` from (x0, y0) on. REACH: half the window's side.
+template <int REACH> static __device__ __forceinline__ void filter_pixels(const MedianParams &p, int x0, int y0, i64 number) {
     constexpr int SIDE = 2 * REACH + 2;
-    if (p.later && *p.later == 0.f) return;
-    u32 block = blockIdx.x;
-    const int x0 = (block % p.tiles_x * 32 + threadIdx.x % 32) * 2;
-    block /= p.tiles_x;
-    const int y0 = (block % p.tiles_y * 4 + threadIdx.x / 32) * 2;
-    const i64 number = block / p.tiles_y;
-    if (x0 >= p.width || y0 >= p.height) return;
     const i64 begin = (number >> 1) * p.item + (number & 1) * p.plane;
     float v[SIDE][SIDE], out[2][2];
     load_windows(
@@ -61,6 +53,15 @@ template <int REACH> static __device__ __forceinline__ void filter(const MedianP
         else *(float2 *)to = {out[i][0], out[i][1]};
     }
     if (p.flags && !finite) atomicOr(p.flags, 4);
+}
+
+// A block filters 64×8 pixels of a plane.
+template <int REACH> static __device__ __forceinline__ void filter(const MedianParams &p) {
+    u32 block = blockIdx.x;
+    const int x0 = (block % p.tiles_x * 32 + threadIdx.x % 32) * 2;
+    block /= p.tiles_x;
+    const int y0 = (block % p.tiles_y * 4 + threadIdx.x / 32) * 2;
+    if (x0 < p.width && y0 < p.height) filter_pixels<REACH>(p, x0, y0, block / p.tiles_y);
 }
 
 extern "C" __global__ void __launch_bounds__(128) median5(const __grid_constant__ MedianParams p) { filter<2>(p); }
