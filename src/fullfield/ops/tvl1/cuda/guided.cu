@@ -244,10 +244,9 @@ extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_
     const i64 at = (i64)y * p.pitch + x;
     const float u = p.flow[at], v = p.flow[at + p.plane], c = p.coupling[at];
     const float2 given = given_at(p, x, y);
-    const float2 *row = p.gradients + (i64)y * p.pitch;
-    const float2 own = row[x], left = row[max(x - 1, 0)], right = row[min(x + 1, p.width - 1)];
-    const float above = p.gradients[(i64)max(y - 1, 0) * p.pitch + x].y;
-    const float below = p.gradients[(i64)min(y + 1, p.height - 1) * p.pitch + x].y;
+    const float2 *gradient = p.gradients + at;
+    const float2 own = *gradient, left = gradient[x > 0 ? -1 : 0], right = gradient[x < p.width - 1];
+    const float above = gradient[y > 0 ? -p.pitch : 0].y, below = gradient[y < p.height - 1 ? p.pitch : 0].y;
     Place place;
     const bool inside = placed<true>({nullptr, nullptr, p.pitch, p.height, p.width, 0.f}, x, y, u, v, place);
     const float2 there = sampled_gradient(p, place);
@@ -738,27 +737,40 @@ template <bool SPARSE> static __device__ __forceinline__ void filter_in_halves(c
     }
     const float *middle = p.flow + (i64)min(y0 + DOWN / 2, p.height - 1) * p.pitch + min(x0 + ACROSS / 2, p.width - 1);
     const float middle_u = middle[0], middle_v = middle[p.plane];
-    for (int n = threadIdx.x; n < NEAR_Y * NEAR_X; n += 256) {
-        const int column = n % NEAR_X, row = n / NEAR_X, x = x0 - RADIUS + column, y = y0 - RADIUS + row;
-        float colour[3] = {0.f, 0.f, 0.f}, fit = 0.f, u = 0.f, v = 0.f;  // outside the frame: no weight
-        if (x >= 0 && x < p.width && y >= 0 && y < p.height) {
+    // Several pixels are fetched before the first one is stored: loads do not pass stores to shared memory.
+    constexpr int PIXELS = NEAR_Y * NEAR_X, BATCH = 3;
+    for (int begin = threadIdx.x; begin < PIXELS; begin += BATCH * 256) {
+        float values[BATCH][6];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            const int n = begin + k * 256, column = x0 - RADIUS + n % NEAR_X, row = y0 - RADIUS + n / NEAR_X;
+            const int x = min(max(column, 0), p.width - 1), y = min(max(row, 0), p.height - 1);
             const i64 own = (i64)y * p.pitch + x;
             const float *at = in.frame + y * in.y + x * in.x;
 #pragma unroll
-            for (int c = 0; c < 3; c++)
-                if (c < p.channels) colour[c] = fminf(fmaxf(p.colour_scale * (at[c * in.c] - 0.5f), -100.f), 100.f);
-            fit = p.fit[own];
-            u = fminf(fmaxf(p.flow[own] - middle_u, -3e4f), 3e4f), v = fminf(fmaxf(p.flow[own + p.plane] - middle_v, -3e4f), 3e4f);
+            for (int c = 0; c < 3; c++) values[k][c] = c < p.channels ? at[c * in.c] : 0.5f;
+            values[k][3] = x == column && y == row ? p.fit[own] : 0.f;  // outside the frame: no weight
+            values[k][4] = p.flow[own], values[k][5] = p.flow[own + p.plane];
         }
-        const u16 values[6] = {to_f16(colour[0]), to_f16(colour[1]), to_f16(colour[2]), to_f16(fit), to_f16(u), to_f16(v)};
 #pragma unroll
-        for (int second = 0; second < 2; second++) {
-            const int at = row * PAIRS_X + column - 8 * second;
-            if (second ? column < 8 : column >= PAIRS_X) continue;
+        for (int k = 0; k < BATCH; k++) {
+            const int n = begin + k * 256, column = n % NEAR_X, row = n / NEAR_X;
+            const bool stores = n < PIXELS;
+            u16 halves[6];
 #pragma unroll
-            for (int c = 0; c < 4; c++) ((u16 *)colours)[8 * at + 2 * c + second] = values[c];
+            for (int c = 0; c < 3; c++) halves[c] = to_f16(fminf(fmaxf(p.colour_scale * (values[k][c] - 0.5f), -100.f), 100.f));
+            halves[3] = to_f16(values[k][3]);
+            halves[4] = to_f16(fminf(fmaxf(values[k][4] - middle_u, -3e4f), 3e4f));
+            halves[5] = to_f16(fminf(fmaxf(values[k][5] - middle_v, -3e4f), 3e4f));
 #pragma unroll
-            for (int c = 0; c < 2; c++) ((u16 *)flows)[4 * at + 2 * c + second] = values[4 + c];
+            for (int second = 0; second < 2; second++) {
+                const int at = row * PAIRS_X + column - 8 * second;
+                if (!stores || (second ? column < 8 : column >= PAIRS_X)) continue;
+#pragma unroll
+                for (int c = 0; c < 4; c++) ((u16 *)colours)[8 * at + 2 * c + second] = halves[c];
+#pragma unroll
+                for (int c = 0; c < 2; c++) ((u16 *)flows)[4 * at + 2 * c + second] = halves[4 + c];
+            }
         }
     }
     __syncthreads();
