@@ -15,13 +15,13 @@ from torch.nn.functional import interpolate, max_pool2d
 from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.harness import given_up, peak_bytes
 from fullfield.ops.tvl1 import FlowRefiner, guided_cuda, refine_flow
-from fullfield.ops.tvl1.config import RefinementConfig
+from fullfield.ops.tvl1.config import PassPosition, RefinementConfig
 from fullfield.testing import sample_textured_scene
 
 # Planes of float32 a pixel if every kernel reads its inputs once and writes its results once: those that load; what
 # starts a later pass; for each warp linearising, all iterations, the median; for the weighted ones the colours, how
 # well the gradients fit (written and read), and the given flow.
-LOADING, STARTING, LINEARISING, ITERATING, FILTERING, COLOURS, FIT, GIVEN = 8 + 15, 7, 12, 18, 4, 3, 2, 2
+LOADING, STARTING, LINEARISING, ITERATING, FILTERING, COLOURS, FIT, GIVEN = 8 + 17, 7, 14, 18, 4, 3, 2, 2
 # What the reference is compared on: in float64 it holds the window's 225 neighbours of every pixel.
 _LARGEST = {"cuda": (1080, 1920), "cpu": (120, 160)}
 _SCENE, _PATCH = 2048, 32
@@ -30,9 +30,13 @@ _Inputs = dict[str, Any]
 
 def planes_moved(config: RefinementConfig) -> int:
     """Return the floor, in float32 values a pixel."""
-    each = config.warps * (LINEARISING + ITERATING + FILTERING) + COLOURS + FIT
-    once = GIVEN - 4  # the dual variable is zero at first
-    return LOADING + once + config.rounds * each + (config.passes - 1) * (STARTING + once + each)
+    warp = LINEARISING + ITERATING + FILTERING
+    each = config.warps * warp + COLOURS + FIT
+    first = LOADING + GIVEN - 4 + each  # the dual variable is zero at first
+    if config.passes == 1:
+        return first + (config.rounds - 1) * each
+    last = config.rounds * (PassPosition(1, 2).count_warps(config) * warp + COLOURS + FIT)
+    return first + (config.passes - 1) * (STARTING + GIVEN) + (config.passes - 2) * each + last
 
 
 @dataclass(frozen=True)
