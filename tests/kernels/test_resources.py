@@ -234,7 +234,7 @@ def of_guided_refinement(arch: str) -> Limits:
         yield source, "guided_median_float32", 128, 0
         others = {*resources(source, arch)} - {"guided_iterate", "guided_median_float16", "guided_median_float32"}
         yield source, " ".join(others), 255, 0
-    for iterations in (10, 5):
+    for iterations in (10, 8, 5):
         strips = guided_cuda.STRIPS.plan_strips_if_faster(iterations, (2160, 3840), get_device_gpu_properties(arch))
         if strips is not None:
             yield strips.source, "guided_rows", 168, 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from emulator import Emulator
+from emulator import HOPPER, Emulator
 from torch import Tensor
 
 from fullfield import InputError
@@ -406,14 +407,23 @@ STRIPS = guided_cuda.IterationStrips(min_rows=0)
 
 
 @pytest.mark.parametrize(
-    ("size", "iterations"),
-    [((60, 300), 10), ((75, 128), 10), ((40, 131), 10), ((90, 236), 5), ((60, 250), 3), ((33, 50), 1), ((1, 40), 10)],
+    ("size", "iterations", "ahead"),
+    [
+        ((60, 300), 10, 1),
+        ((75, 128), 10, 2),
+        ((40, 131), 10, 1),
+        ((75, 300), 8, 2),
+        ((90, 236), 5, 1),
+        ((60, 250), 3, 2),
+        ((33, 50), 1, 2),
+        ((1, 40), 10, 2),
+    ],
 )
-def test_refine_flow_strips_equal_tiles(size: tuple[int, int], iterations: int, machine: Emulator) -> None:
+def test_refine_flow_strips_equal_tiles(size: tuple[int, int], iterations: int, ahead: int, machine: Emulator) -> None:
     config, inputs = RefinementConfig(warps=2, rounds=1, iterations=iterations), laid_out(*size)
     tiles = CudaRefiner(*size, config, CPU, IterationTile(4, 8, 10), None)(**inputs)[0]
-    strips = CudaRefiner(*size, config, CPU, IterationTile(4, 8, 10), STRIPS)
-    assert strips._passes
+    strips = CudaRefiner(*size, config, CPU, IterationTile(4, 8, 10), replace(STRIPS, ahead=ahead))
+    assert f"-DAHEAD={ahead}" in strips._passes[iterations].source.options
     for schedule in (0, 1):
         machine.schedule = schedule
         assert torch.equal(strips(**inputs)[0], tiles)
@@ -421,13 +431,21 @@ def test_refine_flow_strips_equal_tiles(size: tuple[int, int], iterations: int, 
 
 @on_gpu
 @pytest.mark.parametrize("size", [(300, 411), (200, 640), (70, 100)])
-@pytest.mark.parametrize("iterations", [10, 7])
+@pytest.mark.parametrize("iterations", [10, 8, 7])
 def test_refine_flow_strips_on_gpu_equal_tiles(size: tuple[int, int], iterations: int) -> None:
     config, inputs = RefinementConfig(iterations=iterations), on_cuda(*size)
     inputs = {name: value.contiguous() for name, value in inputs.items()}
     where = torch.device("cuda", torch.cuda.current_device())
     tiles, strips = (CudaRefiner(*size, config, where, strips=strips)(**inputs)[0] for strips in (None, STRIPS))
     assert torch.equal(strips, tiles)
+
+
+@pytest.mark.parametrize(("iterations", "ahead", "blocks"), [(10, 1, 3), (8, 2, 3), (5, 2, 3)])
+def test_strips_fetch_ahead_where_as_many_blocks_fit(iterations: int, ahead: int, blocks: int) -> None:
+    strips = guided_cuda.STRIPS.plan_strips_if_faster(iterations, (2160, 3840), HOPPER)
+    assert strips is not None
+    assert f"-DAHEAD={ahead}" in strips.source.options
+    assert HOPPER.shared // strips.shared >= blocks
 
 
 @pytest.mark.usefixtures("machine")

@@ -82,8 +82,8 @@ class IterationStrips:
 
     groups: int = 4
     """Warps of a block, at most, which share the iterations."""
-    ahead: int = 1
-    """Rows that are fetched before they are needed."""
+    ahead: int = 2
+    """Rows, at most, that are fetched before they are needed; fewer where more blocks then run at once."""
     blocks: int = 3
     """That a multiprocessor is to run at once."""
     min_rows: int = 24
@@ -96,21 +96,26 @@ class IterationStrips:
         groups = min(self.groups, iterations)
         while iterations - (groups - 1) * -(-iterations // groups) < 1:
             groups -= 1
-        each = -(-iterations // groups)
-        ring = (groups - 1) * (each + 1) + iterations - (groups - 1) * each + 2 + self.ahead
-        shared = 6 * (ring + self.ahead + 2 + 2 * (groups - 1)) * _STRIP * 4
-        if shared > device.shared:
+        shared = {ahead: _compute_strip_shared_bytes(iterations, groups, ahead) for ahead in range(1, self.ahead + 1)}
+        blocks, ahead = max((min(self.blocks, device.shared // size), ahead) for ahead, size in shared.items())
+        if blocks == 0:
             return None
         height, width = frame_size
         useful = (_STRIP - (iterations + 1) // 2 * 2 - iterations) // 4 * 4
         columns = 1 + -(-max(0, width - _STRIP) // useful)
-        concurrent = device.processors * min(self.blocks, device.shared // shared)
-        rows = -(-height // max(1, concurrent // columns))
+        rows = -(-height // max(1, device.processors * blocks // columns))
         if rows < self.min_rows:
             return None
         text = read_source(HALVES, COPIES, *(_FOLDER / name for name in ("guided_steps.cuh", "guided_rows.cu")))
-        options = {"DEPTH": iterations, "GROUPS": groups, "AHEAD": self.ahead, "BLOCKS": self.blocks}
-        return StripPass(KernelSource.with_macros(text, **options), columns, rows, 32 * groups, shared)
+        options = {"DEPTH": iterations, "GROUPS": groups, "AHEAD": ahead, "BLOCKS": self.blocks}
+        return StripPass(KernelSource.with_macros(text, **options), columns, rows, 32 * groups, shared[ahead])
+
+
+def _compute_strip_shared_bytes(iterations: int, groups: int, ahead: int) -> int:
+    """Return the shared memory of a block of ``guided_rows``."""
+    each = -(-iterations // groups)
+    ring = (groups - 1) * (each + 1) + iterations - (groups - 1) * each + 2 + ahead
+    return 6 * (ring + ahead + 2 + 2 * (groups - 1)) * _STRIP * 4
 
 
 @dataclass(frozen=True)
