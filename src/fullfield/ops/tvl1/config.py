@@ -164,7 +164,9 @@ class RefinementConfig(Config):
         "with a backward flow: every pass before the last one refines the flow by one round, "
         "and the coupling is computed again",
     )
-    warps: int = create_field(3, "linearisations of the data term per round")
+    warps: int = create_field(
+        3, "linearisations of the data term per round; one less in the last of several passes, if 2 or more"
+    )
     iterations: int = create_field(10, "primal-dual iterations per warp")
     step: float = create_field(0.15, "primal step; the dual step is a quarter of its inverse")
     filter_colour: float = create_field(
