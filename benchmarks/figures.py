@@ -23,8 +23,8 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figu
     return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
 
 
-def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG."""
+def save(figure: Figure, path: Path, description: str = "") -> Path:
+    """Write a figure as PNG, with its description as text in the file."""
     with write_atomically(path) as temporary:
-        figure.savefig(temporary, dpi=DPI, format="png")
+        figure.savefig(temporary, dpi=DPI, format="png", metadata={"Description": description})
     return path

@@ -114,6 +114,11 @@ def test_generated_captions_mark_results_older_than_code(monkeypatch: pytest.Mon
     assert unmarked == []
 
 
+def test_chart_of_lookup_shows_stored_results() -> None:
+    script = load_script("charts")
+    assert script["is_current"](ROOT / "docs" / "images" / script["NAME"]), "run scripts/docs/charts.py"
+
+
 @pytest.mark.parametrize(
     ("text", "is_notebook", "expected"),
     [

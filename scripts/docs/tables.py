@@ -310,7 +310,7 @@ def points_table() -> str:
 
 def _points_alone() -> list[str]:
     """Return layers in both half precisions, clouds that are hard for them, and recorded training steps."""
-    stored = stored_result(first_stored("points_ours_h200.json", "points_h100.json"))
+    stored = stored_result("points_layers_h200.json")
     cases = stored["cases"]
 
     def milliseconds(case: dict[str, Any]) -> str:
