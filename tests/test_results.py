@@ -27,6 +27,15 @@ def test_numbers_on_pages_are_stored() -> None:
     assert [line for page in script["PAGES"] if (ROOT / page).is_file() for line in script["problems"](page)] == []
 
 
+def test_page_numbers_script_reads_all_pages_with_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = load_script("page_numbers")["main"]
+    read_pages = list[str]()
+    monkeypatch.setitem(main.__globals__, "problems", lambda page: read_pages.append(page) or [])
+    assert main(["--check"]) == 0
+    assert {"README.md", "docs/measured.md", "benchmarks/notes/not_run.md"} <= set(read_pages)
+    assert main(["docs/no_such_page.md"]) == 1
+
+
 @pytest.mark.parametrize(
     ("block", "expected"),
     [

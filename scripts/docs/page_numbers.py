@@ -1,6 +1,6 @@
 """Check that the measured numbers in the sentences of the pages equal what is stored.
 
-python scripts/docs/page_numbers.py [PAGE ...]     print the numbers without a source; exit with 1 if there are any
+python scripts/docs/page_numbers.py [--check] [PAGE ...]     print the numbers without a source; exit with 1 if there are any
 
 A number counts as measured when a unit of time, memory, length, error, ratio, rate or energy follows it, or when it
 follows the name of a score; "twice the time" and "half the memory" count as well. Sizes in pixels, counts of options,
@@ -186,9 +186,12 @@ def problems(page: str) -> list[str]:
     return lines
 
 
-def main(pages: list[str]) -> int:
-    """Print the numbers without a source; return the exit code."""
-    lines = [line for page in pages or (*PAGES, *NOTES) if (ROOT / page).is_file() for line in problems(page)]
+def main(arguments: list[str]) -> int:
+    """Print the numbers without a source; return the exit code. ``--check`` changes nothing: no page is written."""
+    pages = [page for page in arguments if page != "--check"]
+    missing = [f"{page}: no such page" for page in pages if not (ROOT / page).is_file()]
+    existing = [page for page in pages or (*PAGES, *NOTES) if (ROOT / page).is_file()]
+    lines = [*missing, *(line for page in existing for line in problems(page))]
     print("\n".join(lines) or "every number of the pages is stored")
     return int(bool(lines))
 
