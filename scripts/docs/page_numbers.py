@@ -1,6 +1,6 @@
 """Check that the measured numbers in the sentences of the pages equal what is stored.
 
-python scripts/docs/page_numbers.py [--check] [PAGE ...]     print the numbers without a source; exit with 1 if there are any
+python scripts/docs/page_numbers.py [--check] [PAGE ...]   print numbers without a source; exit with 1 if there are any
 
 A number counts as measured when a unit of time, memory, length, error, ratio, rate or energy follows it, or when it
 follows the name of a score; "twice the time" and "half the memory" count as well. Sizes in pixels, counts of options,

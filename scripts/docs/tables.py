@@ -294,18 +294,39 @@ def points_table() -> str:
         f"{most}.",
         describe_run(stored, "points").rstrip(),
         "",
-        "Published by the authors, on other machines:",
+        "Published by the authors, on other machines, and ours:",
         "",
         *markdown_table(
             [
                 ["what", "whose", "value", "source"],
                 *(list(line) for line in PUBLISHED if "its authors" in line[3] or "PointCNN" in line[3]),
+                *_own_network(),
             ]
         ),
         "",
         *_points_alone(),
     ]
     return "\n".join(lines[1:]) + "\n"
+
+
+def _own_network() -> list[list[str]]:
+    """Return our values of what the authors publish of ResNet-18, as rows of their table."""
+    stored = stored_result("points_layers_h200.json")
+    case = next(case for case in stored["cases"] if case["part"] == "network")
+    row = next(row for row in case["rows"] if row["name"] == "ResNet-18")
+    what, source = f"ResNet-18 at {case['points']:,} points", f"here, H200, {describe_commit(stored)}"
+    forward, training, whole = (f"{1e3 * row[way]['median_s']:.3g}" for way in ("forward", "training", "whole"))
+    name = f"fullfield, {case['dtype']}, eager"
+    return [
+        [f"{what}, search apart, forward / forward and backward, ms", name, f"{forward} / {training}", source],
+        [f"{what}, training step with its search, ms", name, whole, source],
+        [
+            f"{what}, memory of that step beyond what was allocated before, GB",
+            name,
+            f"{row['whole_peak_bytes'] / 1e9:.2f}",
+            source,
+        ],
+    ]
 
 
 def _points_alone() -> list[str]:
