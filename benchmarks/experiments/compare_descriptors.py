@@ -45,6 +45,7 @@ PAIRS = {
     "street": ("kitti_pair", "source.ply", "target.ply", "T_target_source.txt", 0.6, 0.1),
 }
 DENSE = 0.02  # metres
+REPEATS = 5
 UNLIKE = (("kitchen", "hotel"), ("hotel", "demo"), ("street", "kitchen"), ("hotel", "street"), ("demo", "hotel"))
 
 
@@ -141,7 +142,10 @@ def measured(
 
 
 def dense_times(files: list[str], descriptor: LearnedDescriptor | None, threads: int) -> dict[str, Any]:
-    """Return the seconds, by the clock and of the CPU, in which clouds are thinned and described at 2 cm, best of 3."""
+    """Return the seconds, by the clock and of the CPU, in which clouds are thinned and described at 2 cm.
+
+    Each is a list of REPEATS runs, after one that compiles.
+    """
     if not files:
         return {}
     clouds = [read_point_cloud(file).points.astype(np.float64) for file in files]
@@ -149,15 +153,20 @@ def dense_times(files: list[str], descriptor: LearnedDescriptor | None, threads:
     describe = None if descriptor is None else descriptor.compute_normals_and_features
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    seconds, busy, described = math.inf, math.inf, 0
-    for _ in range(3):
+    elapsed_seconds, cpu_seconds, described = list[float](), list[float](), 0
+    for _ in range(REPEATS + 1):
         begin, used = time.perf_counter(), time.process_time()
         described = sum(len(thin_and_describe_scan(cloud, describe).points) for cloud in clouds)
-        seconds, busy = min(seconds, time.perf_counter() - begin), min(busy, time.process_time() - used)
+        elapsed_seconds.append(time.perf_counter() - begin)
+        cpu_seconds.append(time.process_time() - used)
     torch.set_num_threads(before)
-    row: dict[str, float] = {"points": sum(map(len, clouds)), "described": described, "threads": threads}
-    row |= {"seconds": seconds, "cpu_seconds": busy}
-    print(f"described {described} points in {seconds:.2f} s, {busy:.2f} s of the CPU, {threads} threads", flush=True)
+    row: dict[str, Any] = {"points": sum(map(len, clouds)), "described": described, "threads": threads}
+    row |= {"seconds": elapsed_seconds[1:], "cpu_seconds": cpu_seconds[1:]}
+    middles = (statistics.median(row[name]) for name in ("seconds", "cpu_seconds"))
+    print(
+        "described {} points in {:.2f} s, {:.2f} s of the CPU, {} threads".format(described, *middles, threads),
+        flush=True,
+    )
     return row
 
 

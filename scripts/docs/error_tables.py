@@ -196,7 +196,9 @@ def describing() -> str:
     on_cpu = stored_result("descriptors_dense_cpu.json")
     dense = on_cpu["dense"]
     shown = " and ".join(
-        f"{row['seconds']:.1f} s ({name}; {row['cpu_seconds']:.1f} s of processor time)" for name, row in dense.items()
+        f"{median(row['seconds']):.1f} s ({name}; {min(row['seconds']):.1f} to {max(row['seconds']):.1f} s; "
+        f"{median(row['cpu_seconds']):.1f} s of processor time)"
+        for name, row in dense.items()
     )
     described, threads = f"{dense['learned']['described']:,}", dense["learned"]["threads"]
     about = describe_commit(on_cpu)

@@ -23,12 +23,16 @@ from benchmarks.stored import OLDER, OWED, RESULTS  # noqa: E402  the benchmarks
 
 CLEAN = re.compile(r"[0-9a-f]{7,40}")
 NO_COMMAND = "no command is known"
+MEDIANS = {"median_s", "median_ms"}
+SINGLE_TIMES = {"pair_s", "frame_s", "step_ms", "loop_ms"}
+"""Times that some results hold as one number, without repeats."""
 
 
 def timings(stored: Any) -> Iterator[dict[str, Any]]:
-    """Yield every measured time in a result: the objects that hold a median."""
+    """Yield every measured time in a result: the objects that hold a median, or a time of one run."""
     if isinstance(stored, dict):
-        if {"median_s", "median_ms"} & stored.keys():
+        single_times = {name for name in SINGLE_TIMES & stored.keys() if not isinstance(stored[name], list)}
+        if MEDIANS & stored.keys() or single_times:
             yield stored
         stored = list(stored.values())
     if isinstance(stored, list):
@@ -37,11 +41,12 @@ def timings(stored: Any) -> Iterator[dict[str, Any]]:
 
 
 def has_spread(timing: dict[str, Any]) -> bool:
-    """Return whether a time comes with the number of its repeats and their spread."""
-    is_counted = bool({"repeats", "calls", "std_s"} & timing.keys())
-    return isinstance(timing.get("seconds"), list) or (
-        is_counted and bool({"min", "min_s", "p99_ms", "quartiles_ms"} & timing.keys())
-    )
+    """Return whether a time is of several runs, and comes with their number and their spread."""
+    seconds = timing.get("seconds")
+    if isinstance(seconds, list):
+        return len(seconds) > 1
+    is_counted = "std_s" in timing or timing.get("repeats", timing.get("calls", 1)) > 1
+    return is_counted and bool({"min", "min_s", "p99_ms", "quartiles_ms"} & timing.keys())
 
 
 def missing_conditions(stored: dict[str, Any]) -> list[str]:
@@ -55,7 +60,9 @@ def missing_conditions(stored: dict[str, Any]) -> list[str]:
         "no versions": bool(about.get("torch") or about.get("versions", {}).get("torch")),
         "no clean commit": not is_of_changed_tree and all(map(CLEAN.fullmatch, commits)),
         "no date": bool(about.get("date")),
-        "no repeats and spread": all(map(has_spread, times)),
+        "no sources": bool(not times or stored.get("sources")),
+        "no repeats and spread": not times or any(map(has_spread, times)),
+        "some times are of one run": all(map(has_spread, times)) or not any(map(has_spread, times)),
     }
     return [name for name, is_stated in conditions.items() if not is_stated]
 
