@@ -19,6 +19,8 @@ OWED = Path(__file__).resolve().parent / "owed.json"
 """Results that should be measured again: by file the reasons, and the command that does it."""
 OLDER = "older than the code"
 """The reason of a result whose commit precedes the last change of its sources."""
+PARTLY_SINGLE = "some times are of one run"
+"""The reason of a result in which some times have no repeats; captions name those times instead."""
 
 _LOOKUP, _TVL1, _FUSED, _MODELS = (
     f"src/fullfield/{name}/" for name in ("ops/correlation", "ops/tvl1", "ops/_fused", "models")
@@ -71,7 +73,8 @@ def first_stored(*names: str) -> str:
 def describe_faults(results: dict[str, Any]) -> str:
     """Return in brackets why a stored result should be measured again; nothing if it need not."""
     owed = json.loads(OWED.read_text("utf-8")).get(results.get("file"), {"why": []})
-    return f" ({', '.join(owed['why'])})" if owed["why"] else ""
+    reasons = [reason for reason in owed["why"] if reason != PARTLY_SINGLE]
+    return f" ({', '.join(reasons)})" if reasons else ""
 
 
 def describe_commit(results: dict[str, Any]) -> str:

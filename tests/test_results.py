@@ -152,13 +152,32 @@ def test_missing_conditions_requires_repeats_and_spread() -> None:
     lacks = load_script("results")["missing_conditions"]
     about = {"gpu": "H100", "versions": {"torch": "2.11"}, "commit": "40d2fae184cb", "date": "2026-11-26"}
     timing: dict[str, Any] = {"median_s": 1.0, "min": 0.9, "repeats": 3}
-    assert lacks({"environment": about, "rows": [timing]}) == []
-    assert lacks({"environment": about, "rows": [{"median_s": 1.0}]}) == ["no repeats and spread"]
+    whole = {"environment": about, "sources": ["src"]}
+    assert lacks({**whole, "rows": [timing]}) == []
+    assert lacks({**whole, "rows": [{"median_s": 1.0}]}) == ["no repeats and spread"]
     dirty = {**about, "commit": "40d2fae184cb with changes"}
-    assert lacks({"environment": dirty, "rows": [timing]}) == ["no clean commit"]
+    assert lacks({**whole, "environment": dirty, "rows": [timing]}) == ["no clean commit"]
     for stated in ({"measured_as": "d503562d with changes"}, {"commit_is": "that of the change that stored this file"}):
-        assert lacks({"environment": {**about, **stated}, "rows": [timing]}) == ["no clean commit"]
-    assert lacks({"rows": [timing]}) == ["no machine", "no versions", "no clean commit", "no date"]
+        assert lacks({**whole, "environment": {**about, **stated}, "rows": [timing]}) == ["no clean commit"]
+    assert lacks({"rows": [timing]}) == ["no machine", "no versions", "no clean commit", "no date", "no sources"]
+
+
+@pytest.mark.parametrize(
+    ("timings", "expected"),
+    [
+        ([{"median_s": 1.0, "min": 1.0, "repeats": 1}], ["no repeats and spread"]),
+        ([{"median_s": 1.0, "seconds": [1.0]}], ["no repeats and spread"]),
+        ([{"frame_s": 0.2, "pair_s": 0.1}], ["no repeats and spread"]),
+        ([{"seconds": 0.2, "threads": 2}], ["no repeats and spread"]),
+        ([{"seconds": [0.2, 0.3], "threads": 2}], []),
+        ([{"median_s": 1.0, "min": 0.9, "repeats": 3}, {"median_s": 1.0, "min": 1.0, "repeats": 1}],
+         ["some times are of one run"]),
+    ],
+)  # fmt: skip
+def test_missing_conditions_reports_times_of_one_run(timings: list[dict[str, Any]], expected: list[str]) -> None:
+    about = {"gpu": "H100", "versions": {"torch": "2.11"}, "commit": "40d2fae184cb", "date": "2026-11-26"}
+    stored = {"environment": about, "sources": ["src/fullfield/ops/tvl1/*.py"], "rows": timings}
+    assert load_script("results")["missing_conditions"](stored) == expected
 
 
 def test_is_older_compares_result_with_sources() -> None:

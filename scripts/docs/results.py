@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from benchmarks.code_changes import SUFFIXES, declared_names, is_same_code, top_level_names  # noqa: E402
-from benchmarks.stored import OLDER, OWED, RESULTS  # noqa: E402  the benchmarks read their results
+from benchmarks.stored import OLDER, OWED, PARTLY_SINGLE, RESULTS  # noqa: E402  the benchmarks read their results
 
 CLEAN = re.compile(r"[0-9a-f]{7,40}")
 NO_COMMAND = "no command is known"
@@ -31,8 +31,8 @@ SINGLE_TIMES = {"pair_s", "frame_s", "step_ms", "loop_ms"}
 def timings(stored: Any) -> Iterator[dict[str, Any]]:
     """Yield every measured time in a result: the objects that hold a median, or a time of one run."""
     if isinstance(stored, dict):
-        single_times = {name for name in SINGLE_TIMES & stored.keys() if not isinstance(stored[name], list)}
-        if MEDIANS & stored.keys() or single_times:
+        names = {*SINGLE_TIMES, *({"seconds"} if "threads" in stored else ())}
+        if MEDIANS & stored.keys() or any(isinstance(stored.get(name), int | float) for name in names):
             yield stored
         stored = list(stored.values())
     if isinstance(stored, list):
@@ -62,7 +62,7 @@ def missing_conditions(stored: dict[str, Any]) -> list[str]:
         "no date": bool(about.get("date")),
         "no sources": bool(not times or stored.get("sources")),
         "no repeats and spread": not times or any(map(has_spread, times)),
-        "some times are of one run": all(map(has_spread, times)) or not any(map(has_spread, times)),
+        PARTLY_SINGLE: all(map(has_spread, times)) or not any(map(has_spread, times)),
     }
     return [name for name, is_stated in conditions.items() if not is_stated]
 

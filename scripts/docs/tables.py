@@ -290,7 +290,8 @@ def points_table() -> str:
         f"ResNet-18 on {network['points']:,} points, {network['dtype']}, geometry and both directions: "
         f"{1e3 * row['whole']['median_s']:.3g} ms{alone};",
         f"on {scale:,} points forward and backward "
-        f"{largest['training']['median_s']:.3g} s, {largest['training_allocated_bytes'] / 1e9:.0f} GB in all{apart}"
+        f"{largest['training']['median_s']:.3g} s (one run), "
+        f"{largest['training_allocated_bytes'] / 1e9:.0f} GB in all{apart}"
         f"{most}.",
         describe_run(stored, "points").rstrip(),
         "",
