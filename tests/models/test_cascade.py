@@ -19,8 +19,6 @@ from fullfield.models.cascade import (
     resample_flow,
     resample_frame,
     resample_pair_to_sizes,
-    rotate_flow_half_turn,
-    rotate_image_half_turn,
     select_more_confident_flow,
 )
 from fullfield.models.framing import STRIDE, choose_padding, resample_flow_to_cells
@@ -253,15 +251,3 @@ def test_average_consistent_flows_weighs_by_expected_error() -> None:
     assert average_flows_or_select_confident(sure, near).flow.unique().tolist() == pytest.approx([0.15])
     near.flow[0, 1] = math.nan
     assert average_flows_or_select_confident(sure, near).flow.isnan().any()
-
-
-def test_rotate_flow_half_turn_matches_turned_frames() -> None:
-    frame = torch.rand(1, 3, 5, 7, generator=torch.Generator().manual_seed(0))
-    flow = torch.zeros(1, 2, 5, 7)
-    flow[:, 0], flow[:, 1] = 1.0, 2.0
-    moved = frame.roll((2, 1), (2, 3))
-    turned, turned_moved = rotate_image_half_turn(frame), rotate_image_half_turn(moved)
-    assert torch.equal(turned.roll((-2, -1), (2, 3)), turned_moved)
-    assert torch.equal(rotate_flow_half_turn(flow), -flow)
-    flow[0, :, 0, 1] = 5
-    assert torch.equal(rotate_flow_half_turn(flow)[0, :, 4, 5], torch.tensor([-5.0, -5.0]))

@@ -10,7 +10,6 @@ seldom expects an error under a pixel of the size that it sees, so the larger si
 The package's networks estimate small frames, and the coarsest level of a cascade if it is small, at a larger size
 alone, which lowers most errors.
 The larger size corrects the flow by four cells at most, the radius of the lookup: farther away it is mostly wrong.
-Frames that are turned by half a turn give a second estimate, whose errors are partly others.
 """
 
 from __future__ import annotations
@@ -226,13 +225,3 @@ def average_flows_or_select_confident(first: FlowWithLogScale, second: FlowWithL
 def _set_nan_where_either_is_nan(flow: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Return a flow made of two with NaN where either has it: an overflow in half precision must stay visible."""
     return flow.masked_fill((first + second).isnan(), math.nan)
-
-
-def rotate_image_half_turn(image: Tensor) -> Tensor:
-    """Return an image [..., H, W] turned by half a turn."""
-    return image.flip((-2, -1))
-
-
-def rotate_flow_half_turn(flow: Tensor) -> Tensor:
-    """Return the flow [B, 2, H, W] of frames that are turned by half a turn."""
-    return -flow.flip((-2, -1))
