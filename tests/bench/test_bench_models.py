@@ -217,3 +217,7 @@ def test_models_command_reads_true_flow_of_pair(tmp_path: Path, capsys: pytest.C
     (case,) = json.loads(capsys.readouterr().out)["cases"]
     assert case["true_flow_px"] > 0
     assert rows(case)["module"]["epe_px"] > 0
+    write_flow(tmp_path / "four.flo", scene.flow.repeat_interleave(2, 1).repeat_interleave(2, 2))
+    assert main([*command, "--pair", *map(str, pair), "--truth", str(tmp_path / "four.flo")]) == 0
+    (of_four_values,) = json.loads(capsys.readouterr().out)["cases"]
+    assert of_four_values["true_flow_px"] == pytest.approx(case["true_flow_px"])

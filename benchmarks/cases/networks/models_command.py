@@ -169,14 +169,18 @@ def _pair(given: list[str] | None) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def _true_flow(path: str | None, pair: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor | None:
-    """Return the true flow of a pair, NaN where it is unknown."""
+    """Return the true flow of a pair, NaN where it is unknown; the mean of four values where they are stored."""
     if path is None or pair is None:
         return None
     from fullfield.io import read_flow
+    from fullfield.metrics.pixels import split_four_values
 
     truth = read_flow(path)
-    if truth.flow.shape[1:] != pair[0].shape[1:]:
-        raise InputError(f"--truth: expected a flow of the pair's size, got {list(truth.flow.shape)}")
+    height, width = pair[0].shape[1:]
+    if truth.flow.shape[1:] == (2 * height, 2 * width):
+        return split_four_values(truth.flow, truth.valid).mean(0)
+    if truth.flow.shape[1:] != (height, width):
+        raise InputError(f"--truth: expected a flow of the pair's size or twice that, got {list(truth.flow.shape)}")
     return truth.flow.where(truth.valid, float("nan"))
 
 
