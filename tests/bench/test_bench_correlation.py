@@ -280,3 +280,17 @@ def test_correlation_command_exits_1_after_failed_check(
     captured = capsys.readouterr()
     assert "check failed" in captured.err
     assert "check failed" in captured.out
+
+
+def test_hash_of_raft_extension_names_its_sources(tmp_path: Path) -> None:
+    from benchmarks.cases.correlation.alt_cuda_corr import SOURCES, hash_alt_cuda_corr
+
+    folder = tmp_path / "alt_cuda_corr"
+    folder.mkdir()
+    for name in SOURCES:
+        (folder / name).write_text("x.is_cuda()")
+    digest = hash_alt_cuda_corr(tmp_path)
+    (folder / SOURCES[0]).write_text("x.type().is_cuda()")  # adapted before it is compiled
+    assert hash_alt_cuda_corr(folder) == digest
+    (folder / SOURCES[1]).write_text("x.is_cuda() && true")
+    assert hash_alt_cuda_corr(folder) != digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import tempfile
@@ -62,3 +63,9 @@ def alt_cuda_corr_sources(folder: str | os.PathLike[str]) -> dict[str, str]:
     return {
         name: re.sub(r"\.type\(\)\s*\.is_cuda\(\)", ".is_cuda()", (root / name).read_text("utf-8")) for name in SOURCES
     }
+
+
+def hash_alt_cuda_corr(folder: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of the extension's adapted sources: which version of RAFT's a result is of."""
+    sources = alt_cuda_corr_sources(folder)
+    return hashlib.sha256("".join(sources[name] for name in SOURCES).encode()).hexdigest()

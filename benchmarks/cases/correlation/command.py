@@ -107,11 +107,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _open(args: argparse.Namespace, note: Note) -> Session:
     from benchmarks.cases.correlation import measure
+    from benchmarks.cases.correlation.alt_cuda_corr import hash_alt_cuda_corr
     from benchmarks.harness import timing_device
 
     _compared(args)  # a mistake is told before the work
     plan = _plan(args, timing_device(args.device), note)
-    return Session(measure.cases(plan, note), {"sweep": args.sweep})
+    facts = {"sweep": args.sweep}
+    if args.alt_cuda_corr:
+        facts["alt_cuda_corr_sha256"] = hash_alt_cuda_corr(args.alt_cuda_corr)
+    return Session(measure.cases(plan, note), facts)
 
 
 def _report(results: Result) -> list[str]:
