@@ -20,7 +20,7 @@ from benchmarks.experiments import build_program_parser
 from benchmarks.stored import RESULTS, state_conditions
 from fullfield.io.files import write_atomically
 
-METHODS = ("fullfield-s", "auto")
+METHODS = ("fullfield-s", "auto", "tvl1")
 SIZES = ((436, 1024), (1080, 1920))
 CALLS = 3
 SOURCES = (
@@ -28,6 +28,7 @@ SOURCES = (
     "src/fullfield/estimators/refined.py",
     "src/fullfield/models/prepared/*.py",
     "src/fullfield/ops/correlation/_cpu_*.py",
+    "src/fullfield/ops/tvl1/_*kernels.py",
 )
 
 
