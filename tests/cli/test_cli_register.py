@@ -137,15 +137,18 @@ def test_register_refuses_lossy_output_before_search(cli: Any, scans: Path, monk
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr("fullfield.registration.register", never)
+    modules = [importlib.import_module(f"fullfield.registration.{name}") for name in ("register", "group")]
+    for module, search in zip(modules, ("register_clouds", "register_group"), strict=True):
+        monkeypatch.setattr(module, search, never)
     ran = cli("register", "a.ply", "b.npy", "-o", "out.npy")
     assert ran.code == 2
     assert "out.npy: .npy holds columns without names" in ran.err
     assert not (scans / "out.npy").exists()
     write_point_cloud(scans / "holes.ply", PointCloud(np.append(sample_room_scan(3, 4500), [[np.nan] * 3], axis=0)))
-    ran = cli("register", "holes.ply", "b.npy", "-o", "out.las")
-    assert ran.code == 2
-    assert "error: out.las: LAS holds finite points only" in ran.err
+    for others in (("b.npy", "-o"), ("b.npy", "--merge"), ("b.npy", "c.ply", "--merge")):
+        ran = cli("register", "holes.ply", *others, "out.las")
+        assert ran.code == 2
+        assert "error: out.las: LAS holds finite points only" in ran.err
 
 
 def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: Path) -> None:

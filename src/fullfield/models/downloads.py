@@ -41,10 +41,9 @@ def download_if_missing(
 ) -> None:
     """Download ``url`` to ``target`` unless the file exists.
 
-    Incomplete downloads stay in ``target.part``; a later call resumes them if the server
-    takes ranges and says that it still has the same file.
-    ``target`` appears complete and checked, or not at all. If several processes request the same file, one downloads
-    it and the others wait.
+    Incomplete downloads stay in ``target.part``; a later call resumes them if the server takes ranges and says that it
+    still has the same file. ``target`` appears complete and checked, or not at all. If several processes request the
+    same file, one downloads it and the others wait.
 
     Args:
         url: address of the file.
