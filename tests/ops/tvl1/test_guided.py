@@ -253,7 +253,7 @@ def test_refine_flow_later_passes_continue_with_flow_and_dual_variable(backend: 
     inputs, config = pair(60, 80), RefinementConfig(passes=3, least_fall=0.0, passes_fall=0.0)
     frame1, frame2, flow, backward = inputs.values()
     refiner, other = (FlowRefiner(60, 80, config, backend=backend) for _ in range(2))
-    dual, zero = (torch.zeros(1, 4, 60, 80) for _ in range(2))
+    dual, zero = (torch.zeros(4, 60, 80) for _ in range(2))
     for number, rounds in enumerate((1, 1, config.rounds)):
         options: dict[str, Any] = {"rounds": rounds, "position": PassPosition(number, 3)}
         before = flow
@@ -266,6 +266,26 @@ def test_refine_flow_later_passes_continue_with_flow_and_dual_variable(backend: 
     assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2)), refine_flow(**inputs)), (
         "without a backward flow there is nothing to compute again"
     )
+
+
+@pytest.mark.parametrize(
+    ("passes", "warps", "expected"), [(1, 3, [3]), (2, 3, [3, 2]), (3, 2, [2, 2, 1]), (3, 1, [1, 1, 1])]
+)
+def test_refine_flow_last_of_several_passes_takes_one_warp_less(
+    passes: int, warps: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass linearises once for each warp; the flow that it was given says which pass it is."""
+    linearise, priors = reference.compute_linear_systems_and_fit, list[Tensor]()
+
+    def linearise_and_record(*arguments: Any) -> Any:
+        priors.append(arguments[4])
+        return linearise(*arguments)
+
+    monkeypatch.setattr(reference, "compute_linear_systems_and_fit", linearise_and_record)
+    config = RefinementConfig(passes=passes, rounds=1, warps=warps, iterations=1, passes_fall=0.0)
+    refine_flow(**pair(20, 30), config=config, backend="reference")
+    starts = [n for n, prior in enumerate(priors) if n == 0 or not torch.equal(prior, priors[n - 1])]
+    assert np.diff([*starts, len(priors)]).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -358,7 +378,9 @@ def close(results: list[tuple[Tensor, ...]], inputs: dict[str, Tensor], config: 
         [inputs[name].double() for name in names] for names in (("frame1", "frame2"), ("flow", "backward"))
     )
     reference = FlowRefiner(*flows[0].shape[-2:], config, dtype=torch.float64, backend="reference")
-    flow, misfit = reference._run_pass_and_get_misfits(*frames, *flows, rounds=config.rounds)
+    pairs = zip(*(values.split(1) for values in (*frames, *flows)), strict=True)
+    refined = [reference._run_pass_and_get_misfits(*one, rounds=config.rounds) for one in pairs]
+    flow, misfit = (torch.cat(values) for values in zip(*refined, strict=True))
     for actual in results:
         error = (actual[0] - flow).abs()
         assert error.max() < 2e-3
@@ -440,12 +462,12 @@ def test_refine_flow_strips_on_gpu_equal_tiles(size: tuple[int, int], iterations
     assert torch.equal(strips, tiles)
 
 
-@pytest.mark.parametrize(("iterations", "ahead", "blocks"), [(10, 1, 3), (8, 2, 3), (5, 2, 3)])
-def test_strips_fetch_ahead_where_as_many_blocks_fit(iterations: int, ahead: int, blocks: int) -> None:
+@pytest.mark.parametrize(("iterations", "ahead"), [(10, 1), (8, 2), (5, 2)])
+def test_strips_fetch_ahead_where_as_many_blocks_fit(iterations: int, ahead: int) -> None:
     strips = guided_cuda.STRIPS.plan_strips_if_faster(iterations, (2160, 3840), HOPPER)
     assert strips is not None
     assert f"-DAHEAD={ahead}" in strips.source.options
-    assert HOPPER.shared // strips.shared >= blocks
+    assert HOPPER.shared // strips.shared >= guided_cuda.STRIPS.blocks
 
 
 @pytest.mark.usefixtures("machine")

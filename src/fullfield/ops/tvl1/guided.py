@@ -14,7 +14,7 @@ from fullfield import _check
 from fullfield.ops._backends import Backends
 from fullfield.ops.consistency import compute_forward_backward_distance
 from fullfield.ops.tvl1 import guided_cpu, guided_cuda, guided_reference
-from fullfield.ops.tvl1.config import JUDGED, ONLY_PASS, PassPosition, RefinementConfig
+from fullfield.ops.tvl1.config import ONLY_PASS, PassPosition, RefinementConfig
 from fullfield.ops.tvl1.frames import (
     BRIGHTEST,
     FINITE_FLOW,
@@ -135,7 +135,7 @@ class FlowRefiner:
         """Run all passes over checked tensors of one pair, on the CPU or by the reference."""
         flow, flow_after_first, misfits = initial, initial, list[Tensor]()
         count = self.config.passes if backward is not None else 1
-        dual = initial.new_zeros(1, 4, self.height, self.width) if self._cpu is None and count > 1 else None
+        dual = initial.new_zeros(4, self.height, self.width) if self._cpu is None and count > 1 else None
         for number in range(count):
             position = PassPosition(number, count)
             # Only the forward flow is refined: the backward flow as given tells errors of the forward flow better.
@@ -162,39 +162,30 @@ class FlowRefiner:
 
     def _run_pass_and_get_misfits(
         self,
-        first: Tensor,
+        first: Tensor,  # [1, C, H, W]
         second: Tensor,
-        prior: Tensor,
+        prior: Tensor,  # [1, 2, H, W]
         backward: Tensor | None,
         *,
         rounds: int,
         position: PassPosition = ONLY_PASS,
-        dual_inout: Tensor | None = None,  # [B, 4, H, W], of the reference; the CPU's kernels keep theirs
-    ) -> tuple[Tensor, Tensor]:
-        """Run one pass; return flow and misfits [B, N]. After the first pass B is 1."""
-        grey1, grey2 = convert_to_grey_255(first), convert_to_grey_255(second)
-        refined = torch.empty_like(prior)
-        misfit = torch.empty(len(first), min(rounds, JUDGED), dtype=torch.float64, device=prior.device)
-        threads, config = torch.get_num_threads(), self.config.replace(rounds=rounds)
-        for item in range(len(first)):
-            frames = first[item] * 255.0, grey1[item], grey2[item]
-            item_slice = slice(item, item + 1)
-            item_backward = None if backward is None else backward[item_slice]
-            if self._cpu is None:
-                coupling = compute_prior_weights(prior[item_slice], item_backward, config)[0]
-                pair = guided_reference.RefinementInput(*frames, prior[item], coupling)
-                refined[item], misfit[item] = guided_reference.refine_pair_and_get_misfits(
-                    pair, config, position, None if dual_inout is None else dual_inout[item]
-                )
-            else:
-                colours, one, two = (plane.contiguous().numpy() for plane in frames)
-                other = None if item_backward is None else item_backward[0].numpy()
-                flow, misfit[item] = self._cpu(
-                    (colours, one, two), prior[item].numpy(), other, threads, rounds, position
-                )
-                refined[item] = torch.from_numpy(flow)
+        dual_inout: Tensor | None = None,  # [4, H, W], of the reference; the CPU's kernels keep theirs
+    ) -> tuple[Tensor, Tensor]:  # [1, 2, H, W], [1, N]
+        """Run one pass over a pair; return flow and misfits."""
+        frames = first[0] * 255.0, convert_to_grey_255(first)[0], convert_to_grey_255(second)[0]
+        if self._cpu is None:
+            config = self.config.replace(rounds=rounds)
+            coupling = compute_prior_weights(prior, backward, config)[0]
+            pair = guided_reference.RefinementInput(*frames, prior[0], coupling)
+            refined, misfits = guided_reference.refine_pair_and_get_misfits(pair, config, position, dual_inout)
+        else:
+            colours, one, two = (plane.contiguous().numpy() for plane in frames)
+            other = None if backward is None else backward[0].numpy()
+            threads = torch.get_num_threads()
+            flow, misfits = self._cpu((colours, one, two), prior[0].numpy(), other, threads, rounds, position)
+            refined = torch.from_numpy(flow)
         check_finite(refined, "flow", FINITE_FLOW)
-        return refined, misfit
+        return refined[None], misfits[None]
 
     def _raise_error_if_flagged(self, flags: int) -> None:
         """Raise the error that the kernels noted."""
