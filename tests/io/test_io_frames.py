@@ -451,6 +451,25 @@ def test_read_frame_opens_a_damaged_file_once(tmp_path: Path, monkeypatch: pytes
     assert replacing.openings == 1
 
 
+def test_read_frame_names_a_file_that_vanishes_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, open_file, openings = tmp_path / "a.exr", oiio.ImageInput.open, list[Path]()
+    made(path)
+
+    def open_and_remove(*arguments: Any) -> Any:
+        openings.append(path)
+        handle = open_file(*arguments)
+        path.unlink()
+        return handle
+
+    monkeypatch.setattr(oiio, "ImageInput", SimpleNamespace(open=open_and_remove))
+    with pytest.raises(FileNotFoundError) as error:
+        read_frame(path)
+    assert error.value.filename == str(path)
+    assert len(openings) == 1
+
+
 def made(path: Path) -> None:
     """A 48 × 40 frame in the format of the suffix."""
     pixels = np.kron(pixels_8(5, 6), np.ones((8, 8, 1), np.uint8))
