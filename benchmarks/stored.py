@@ -41,7 +41,10 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "front-door": (*_FLOW, "src/fullfield/estimators/*.py"),
     "patched": (*_LOOKUP_CODE, "src/fullfield/integrations/*.py"),
     "points": _POINTS,
-    "refine": (f"{_TVL1}cuda/guided.cu", f"{_TVL1}guided_cuda.py"),
+    "refine": (
+        *(f"{_TVL1}cuda/{name}" for name in ("guided*.cu*", "median*.cu*", "sampling.cuh")),
+        *(f"{_TVL1}{name}.py" for name in ("guided_cuda", "config")),
+    ),
     "rendered": _FLOW,
     "sequence": (*_FLOW, "src/fullfield/sequences/*.py"),
     "training": (*_LOOKUP_CODE, f"{_FUSED}*.cu*", "src/fullfield/training/flow/*.py"),

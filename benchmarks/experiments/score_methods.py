@@ -31,9 +31,12 @@ DATA = data_folder()
 RESULT = RESULTS / "errors_cpu.json"
 COMMAND = "python -m benchmarks.experiments.score_methods"
 SOURCES = [
+    "src/fullfield/estimators/network.py",
     "src/fullfield/models/cascade.py",
     "src/fullfield/models/fullfield_*.safetensors",
+    "src/fullfield/models/mirroring.py",
     "src/fullfield/ops/tvl1/_*kernels.py",
+    "src/fullfield/ops/tvl1/config.py",
 ]
 RAFT = {
     name: {"method": kind, "weights": DATA / "weights" / f"{name}.pth"}

@@ -60,6 +60,7 @@ SOURCES = (
 )
 GPU_SOURCES = (
     "src/fullfield/ops/tvl1/cuda/*.cu*",
+    "src/fullfield/ops/tvl1/config.py",
     "src/fullfield/ops/tvl1/guided_cuda.py",
     "src/fullfield/models/prepared/*.py",
     "src/fullfield/estimators/[!b]*.py",
