@@ -44,9 +44,7 @@ class NetworkSettings(Config):
         "start frames whose smaller side exceeds 800 pixels at a quarter of their size or less; the package's "
         "networks do, and enlarge frames or coarsest levels under 440,000 pixels",
     )
-    coarse_updates: int | None = create_field(
-        None, "updates at the coarser levels of a cascade; auto: as at the finest"
-    )
+    coarse_updates: int | None = create_field(None, "updates at the coarser levels of a cascade; auto: as --updates")
     double: bool | None = create_field(
         None,
         "average the flows of upright, upside-down and mirrored frames, correct them at twice the size where that is "
