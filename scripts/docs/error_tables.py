@@ -50,7 +50,7 @@ def _describe(methods: Sequence[str]) -> str:
         if "commit" in made and made["commit"][:7] not in commits:
             commits.append(made["commit"][:7])
     runs = (f"commit {', '.join(commits)}, {day}" if commits else day for day, commits in sorted(days.items()))
-    precisions = "`auto` in bfloat16, others in float32" if "auto" in methods else "float32"
+    precisions = "`auto` (both presets) in bfloat16, others in float32" if "auto" in methods else "float32"
     return f"On the CPU, {precisions}, {'; '.join(runs)}{describe_faults(stored)}.\n"
 
 
