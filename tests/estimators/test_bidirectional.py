@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -157,3 +158,18 @@ def test_estimate_with_rough_backward_returns_none_if_unmeasured() -> None:
         ("fullfield-s", NetworkSettings(updates=0)),
     ):
         assert NetworkEstimator(method, settings).estimate_with_rough_backward_or_none(*PAIR) is None
+
+
+def test_double_estimates_rough_backward_flow_of_upright_frames_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the frames' size, of both mirror images, at twice the size."""
+    direction_counts, estimate_at = list[int](), NetworkEstimator._estimate_at_frame_size
+
+    def estimate_and_count(self: NetworkEstimator, *arguments: Any, **options: Any) -> Any:
+        direction_counts.append(len(options["initial_flows"] if "initial_flows" in options else arguments[3]))
+        return estimate_at(self, *arguments, **options)
+
+    monkeypatch.setattr(NetworkEstimator, "_estimate_at_frame_size", estimate_and_count)
+    settings = NetworkSettings(updates=1, cascade=False, double=True, precision="exact")
+    frames = torch.rand(2, 1, 3, 48, 56, generator=torch.Generator().manual_seed(0))
+    NetworkEstimator("fullfield-s", settings).estimate_with_rough_backward_or_none(*frames)
+    assert direction_counts == [2, 1, 1, 2]

@@ -178,7 +178,7 @@ class RefinementConfig(Config):
     )
     filter_threshold: float = create_field(0.1, "change of the flow between neighbours that makes a motion boundary")
     filter_precision: str = create_field(
-        "float32", "arithmetic of the weighted median on a GPU; float16 takes less time", PRECISIONS
+        "float32", "arithmetic of the medians on a GPU; float16 takes less time", PRECISIONS
     )
     least_fall: float = create_field(
         0.1,
