@@ -121,12 +121,12 @@ class PassPosition(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether no pass follows."""
+        """Whether it is the last pass."""
         return self.number == self.total - 1
 
     @property
     def is_between(self) -> bool:
-        """Whether a pass came before this one, and another one follows."""
+        """Whether it is neither the first nor the last pass."""
         return self.number > 0 and not self.is_last
 
     @property

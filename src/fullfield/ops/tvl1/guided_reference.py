@@ -53,15 +53,15 @@ def refine_pair_and_get_misfits(
     xx, xy = compute_central_gradient(one[0])
     yy = compute_central_gradient(one[1])[1]
     flow, dual = prior, torch.zeros_like(prior).repeat(2, 1, 1) if dual_inout is None else dual_inout.clone()
-    round_maps = []
+    warps, round_maps = position.count_warps(config), []
     for turn in range(config.rounds):
-        for warp in range(position.count_warps(config)):
+        for warp in range(warps):
             *system, fit = compute_linear_systems_and_fit(one, two, (xx, xy, yy), flow, prior, coupling, config)
             if warp == 0 and turn < JUDGED:
                 round_maps.append(fit - LEAST_FIT)
             for _ in range(config.iterations):
                 flow, dual = update_flow_and_dual(flow, dual, tuple(system), edge, config)
-            if warp < position.count_warps(config) - 1:
+            if warp < warps - 1:
                 flow = median_filter(flow, 5)
         flow = filter_motion_boundaries_by_weighted_median(flow, colours, fit, config, position)
     if dual_inout is not None:
