@@ -18,11 +18,15 @@ from typing import Any, NamedTuple
 from fullfield._ledger.versions import (
     ChecksumCache,
     FileIdentity,
-    Stamp,
     compute_sampled_checksum,
+)
+from fullfield.io.files import (
+    Stamp,
+    build_process_name,
+    call_after_each_atomic_write,
+    has_local_process_ended,
     read_stamp_if_exists,
 )
-from fullfield.io.files import build_process_name, call_after_each_atomic_write, has_local_process_ended
 
 
 class Record(NamedTuple):

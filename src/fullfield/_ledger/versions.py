@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fullfield.io.files import Stamp as Stamp
-from fullfield.io.files import read_stamp_if_exists as read_stamp_if_exists
+from fullfield.io.files import Stamp, read_stamp_if_exists
 
 _SAMPLE_BYTES = 4 << 20
 _SAMPLES = 16

@@ -25,12 +25,17 @@ from fullfield._ledger.notes import (
     write_json_file_atomically,
 )
 from fullfield._ledger.settings import SettingsFile
-from fullfield._ledger.versions import ChecksumCache, compute_sampled_checksum, read_stamp_if_exists
+from fullfield._ledger.versions import ChecksumCache, compute_sampled_checksum
 from fullfield.datasets.base import PairSequence
 from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import read_flow, write_flow
 from fullfield.io.arrays import read_npy
-from fullfield.io.files import remove_abandoned_temporary_files, require_nonempty_file_and_get_bytes, write_atomically
+from fullfield.io.files import (
+    read_stamp_if_exists,
+    remove_abandoned_temporary_files,
+    require_nonempty_file_and_get_bytes,
+    write_atomically,
+)
 from fullfield.metrics.accumulator import AVERAGING
 
 try:

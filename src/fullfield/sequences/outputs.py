@@ -23,10 +23,15 @@ from fullfield._check import InputError
 from fullfield._ledger.notes import check_entry_kinds
 from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
-from fullfield._ledger.versions import ChecksumCache, compute_sampled_checksum, hash_json_values, read_stamp_if_exists
+from fullfield._ledger.versions import ChecksumCache, compute_sampled_checksum, hash_json_values
 from fullfield._read_ahead import choose_reader_thread_count
 from fullfield.io import read_flow, write_flow, write_st_map
-from fullfield.io.files import join_to_one_line, remove_abandoned_temporary_files, truncate_to_bytes
+from fullfield.io.files import (
+    join_to_one_line,
+    read_stamp_if_exists,
+    remove_abandoned_temporary_files,
+    truncate_to_bytes,
+)
 from fullfield.io.flow_formats import ST_MAP_NOTE, Y_NOTE
 from fullfield.io.image import FrameReader
 from fullfield.io.names import EXR_COMPRESSIONS_WITH_LOSS

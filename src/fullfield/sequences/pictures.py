@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield._ledger.versions import ChecksumCache, read_stamp_if_exists
+from fullfield._ledger.versions import ChecksumCache
 from fullfield._read_ahead import ReadAhead
 from fullfield.io import all_channels as pictures
 from fullfield.io.all_channels import RAW_SUFFIXES, ChannelPicture
+from fullfield.io.files import read_stamp_if_exists
 from fullfield.io.names import VIDEO_WRITE_SUFFIXES, has_exr_suffix
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.video import VideoWriter, check_codec_matches_suffix

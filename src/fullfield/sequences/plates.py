@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError, describe_value, require
-from fullfield._ledger.versions import FileIdentity, Stamp, compute_sampled_checksum, read_stamp_if_exists
+from fullfield._ledger.versions import FileIdentity, compute_sampled_checksum
 from fullfield._read_ahead import choose_reader_thread_count
 from fullfield.estimators._frames import Frame, fill_unknown_pixels, get_frame_name_for_messages, read_or_convert_frame
 from fullfield.io import open_video, read_frame_window
+from fullfield.io.files import Stamp, read_stamp_if_exists
 from fullfield.io.image import FrameReader
 from fullfield.io.names import STACK_SUFFIXES, get_separate_mask_file_or_none
 from fullfield.io.oiio import Attribute
