@@ -34,6 +34,25 @@ _POINTS = tuple(
     f"src/fullfield/ops/{name}"
     for name in ("point_conv/*.cu*", "point_conv/cuda/*.py", "neighbors/*.cu*", "point_norm/*.cu*")
 )
+_SHOT = tuple(
+    f"src/fullfield/{folder}{name}.py"
+    for folder, names in {
+        "": "_read_ahead",
+        "_ledger/": "records versions",
+        "estimators/": "_devices _frames _solver_pool _still bars estimation network protocol refined",
+        "io/": "channels files image oiio orientation scanlines transfer vectors windows",
+        "io/flow_formats/": "exr",
+        "models/": "cascade framing network",
+        "ops/tvl1/": "config frames guided guided_cuda",
+        "sequences/": "changes engine job names outputs plates results run settings writing",
+    }.items()
+    for name in names.split()
+)
+"""Modules that a shot runs besides those of :data:`_FLOW`: reading, estimation, writing, records."""
+_SHARED = tuple(
+    f"src/fullfield/_kernels/{name}.cuh" for name in ("barriers", "copies", "halves", "products", "values", "warps")
+)
+"""Headers of the kernels of flow."""
 KERNELS: dict[str, tuple[str, ...]] = {
     "correlation": _LOOKUP_CODE,
     "cascade": (*_NETWORK, f"{_MODELS}cascade.py"),
@@ -46,7 +65,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
         *(f"{_TVL1}{name}.py" for name in ("guided_cuda", "config")),
     ),
     "rendered": _FLOW,
-    "sequence": (*_FLOW, "src/fullfield/sequences/*.py"),
+    "sequence": (*_FLOW, *_SHARED, *_SHOT),
     "training": (*_LOOKUP_CODE, f"{_FUSED}*.cu*", "src/fullfield/training/flow/*.py"),
     "tvl1": _SOLVER,
     "windows": ("src/fullfield/ops/spatial_correlation/cuda/*", "src/fullfield/ops/matching/*"),

@@ -18,6 +18,7 @@ import error_tables  # noqa: E402  lies beside this file
 import operator_tables  # noqa: E402  so do these
 import paper_tables  # noqa: E402
 import sentences  # noqa: E402
+import shot_tables  # noqa: E402
 
 from benchmarks import like_for_like  # noqa: E402
 from benchmarks.cases.points.report import PUBLISHED  # noqa: E402
@@ -30,7 +31,6 @@ MARK_TVL1_RATES = "<!-- rates of TV-L1 on the GPU: begin -->\n"
 MARK_DESCRIPTORS = "<!-- table of descriptors: begin -->\n"
 MARK_REFINEMENT = "<!-- table of the refinement: begin -->\n"
 MARK_WINDOWS = "<!-- table of fixed windows: begin -->\n"
-MARK_SHOTS = "<!-- table of shots: begin -->\n"
 MARK_TRAINING = "<!-- table of training steps: begin -->\n"
 MARK_PACKING = "<!-- table of packing: begin -->\n"
 MARK_TVL1_PAGE = "<!-- tables of TV-L1 on the GPU: begin -->\n"
@@ -471,25 +471,6 @@ def training_table() -> str:
     return "\n".join([*markdown_table(rows), "", describe_run(results, "training")])
 
 
-def shots_table() -> str:
-    """Return the rates of shots from files to files by the plates' compression, with the time of each stage."""
-    results = stored_result("shots_h200.json")
-    stages = ("read", "wait for plates", "estimate", "fetch", "write", "wait for writers")
-    rows = [["plates", "frames a second", "of the estimation alone", *(f"{name}, ms a frame" for name in stages)]]
-    for case in results["cases"]:
-        alone, shot = case["rows"]
-        megabytes = case["plate_bytes"] / 1e6
-        rows.append(
-            [
-                f"{case['plates']['compression'].upper()}, {megabytes:.0f} MB{case.get('where', '')}",
-                f"{shot['frames_per_s']:.1f}",
-                f"{100 * shot['frames_per_s'] / alone['frames_per_s']:.0f} %",
-                *(f"{shot['stages_ms'][name]['wall']:.0f}" for name in stages),
-            ]
-        )
-    return "\n".join([*markdown_table(rows), "", describe_run(results, "sequence")])
-
-
 def descriptors_table() -> str:
     """Both descriptors on the shared pairs, by pair and change, and over all."""
     stored = stored_result("descriptors_cpu.json")
@@ -524,7 +505,6 @@ def descriptors_table() -> str:
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "docs/measured.md": ((MARK, table),),
     "benchmarks/notes/more_tables.md": (
-        (MARK_SHOTS, shots_table),
         (MARK_REFINEMENT, refinement_table),
         (MARK_TRAINING, training_table),
     ),
@@ -538,7 +518,7 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
 }
 for _others in (
     like_for_like.PAGES,
-    *(each.PAGES for each in (operator_tables, paper_tables, error_tables, sentences)),
+    *(each.PAGES for each in (operator_tables, paper_tables, error_tables, sentences, shot_tables)),
 ):
     for _page, _parts in _others.items():
         PAGES[_page] = (*PAGES.get(_page, ()), *_parts)

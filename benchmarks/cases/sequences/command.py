@@ -27,7 +27,7 @@ examples:
   python -m benchmarks sequence --frames 200 --sizes 2048x1024 -o results.json
   python -m benchmarks sequence --devices 2 --frames 100 --repeats 1 --folder /dev/shm
   python -m benchmarks sequence --method fullfield-s --presets fast --half
-  python -m benchmarks sequence --frames 100 --sizes 3840x2160 --plates zip piz dwaa --pairs 16 --repeats 1
+  python -m benchmarks sequence --frames 100 --sizes 3840x2160 --plates zip piz dwaa --pairs 8 --repeats 3
 """
 
 

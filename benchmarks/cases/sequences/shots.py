@@ -23,7 +23,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.bench import Case, Cases, Note, Result
@@ -33,15 +35,21 @@ from fullfield.estimators.protocol import Estimator, prepare_estimator_if_suppor
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import get_method, resolve_method_name
 from fullfield.io import read_flow_layers
-from fullfield.io.oiio import Header, write_and_verify_picture
+from fullfield.io.oiio import Header, one_thread_a_file, write_and_verify_picture
 from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, write_shot_flow, write_shot_flow_on_devices
 from fullfield.sequences.names import find_frame_files
+from fullfield.sequences.results import StageTime
 from fullfield.testing import sample_textured_scene
 
 ALONE, SHOT = "estimation alone", "files to files"
 _KEPT = 9  # plates that the estimation alone goes round in
 _STEP = 3  # pixels that the picture moves by from plate to plate
+_DISTINCT = 2 * (_KEPT - 1)  # plates before the first one returns
 _GRAIN = 0.01  # what a camera adds, without which plates would pack too well
+CONTENT = (
+    f"synthetic textured scene that shifts by {_STEP} px a frame, there and back; "
+    f"grain of standard deviation {_GRAIN} of the display range, other grain in each distinct plate; linear RGB"
+)
 _TELLS = 4  # words on the way through a shot
 _WARM = 24  # frames of the shot that is checked before times count
 _ALLOWED = 0.02  # pixels that a stored vector may be off
@@ -91,31 +99,32 @@ def make_plates(folder: Path, size: tuple[int, int], count: int, compression: st
     There and back, so that the texture need not be as long as the shot; what comes again is the same file.
     """
     height, width = size
-    distinct = 2 * (_KEPT - 1)
     texture = _draw_texture(height, width + _STEP * (_KEPT - 1))
 
     def path(number: int) -> Path:
         return folder / f"plate.{number:04d}.exr"
 
     def write(number: int) -> None:
-        way = number % distinct
-        left = _STEP * min(way, distinct - way)
-        grain = torch.randn(3, height, width, generator=torch.Generator().manual_seed(number))
-        frame = (texture[:, :, left : left + width] + _GRAIN * grain).clamp(0, 1)
-        linear = (frame**2.2).permute(1, 2, 0).contiguous().half().numpy()
+        way = number % _DISTINCT
+        left = _STEP * min(way, _DISTINCT - way)
+        # NumPy, which computes in the thread that calls it: PyTorch would start its threads for each of ours.
+        frame = np.random.default_rng(number).standard_normal((height, width, 3), np.float32)
+        frame *= _GRAIN
+        frame += texture[:, left : left + width]
+        linear = (np.clip(frame, 0, 1, out=frame) ** np.float32(2.2)).astype(np.float16)
         write_and_verify_picture(path(number), "openexr", linear, ("R", "G", "B"), Header({"compression": compression}))
 
-    with ThreadPoolExecutor() as pool:
-        for _ in pool.map(write, range(1, min(count, distinct) + 1)):
+    with one_thread_a_file, ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(write, range(1, min(count, _DISTINCT) + 1)):
             pass
-    for number in range(distinct + 1, count + 1):
-        os.link(path((number - 1) % distinct + 1), path(number))
+    for number in range(_DISTINCT + 1, count + 1):
+        os.link(path((number - 1) % _DISTINCT + 1), path(number))
 
 
 @lru_cache(maxsize=1)
-def _draw_texture(height: int, width: int) -> Tensor:
-    """Return a picture [3, H, W]; the plates of all compressions show the same."""
-    return sample_textured_scene(height, width, seed=4).frame1
+def _draw_texture(height: int, width: int) -> NDArray[np.float32]:
+    """Return a picture [H, W, 3]; the plates of all compressions show the same."""
+    return sample_textured_scene(height, width, seed=4).frame1.permute(1, 2, 0).contiguous().numpy()
 
 
 def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compression: str, note: Note) -> Result:
@@ -190,7 +199,13 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compress
         "frames": plan.frames,
         "direction": plan.direction,
         "vectors": {"dtype": plan.dtype or "float", "compression": plan.compression or "default"},
-        "plates": {"dtype": "half", "compression": compression},
+        "plates": {
+            "dtype": "half",
+            "compression": compression,
+            "content": CONTENT,
+            "distinct": min(plan.frames, _DISTINCT),
+        },
+        "folder": str(folder.parent),
         "plate_bytes": (folder / "plate.0002.exr").stat().st_size,
         "vector_bytes": (folder / "mv.0002.exr").stat().st_size,
         "threads": torch.get_num_threads(),
@@ -261,14 +276,16 @@ def _of_shot(plan: Plan, timing: Timing, alone: Timing, runs: Sequence[Outcome])
         "times_alone": timing.median / alone.median,
         "device_share": alone.median / timing.median,
         "estimating_share": statistics.median(outcome.busy_s / outcome.wall_s for outcome in runs),
-        "stages_ms": {
-            name: {
-                "wall": 1000 * spent.wall_s / plan.frames,
-                "cpu": 1000 * spent.cpu_s / plan.frames,
-            }
-            for name, spent in runs[-1].stages.items()
-        },
+        "stages_ms": {name: _stage_ms(name, runs, plan.frames) for name in runs[-1].stages},
     }
+
+
+def _stage_ms(name: str, runs: Sequence[Outcome], frames: int) -> dict[str, Any]:
+    """Return a stage's milliseconds a frame in all threads: medians over the runs, and the elapsed ones of each."""
+    stages = [outcome.stages.get(name, StageTime()) for outcome in runs]
+    wall = [1000 * spent.wall_s / frames for spent in stages]
+    cpu = [1000 * spent.cpu_s / frames for spent in stages]
+    return {"wall": statistics.median(wall), "cpu": statistics.median(cpu), "wall_of_runs": wall}
 
 
 def _of_devices(
