@@ -11,6 +11,11 @@
 #define PIXELS (ROWS * STRIP)
 #define WARPS (CHANNELS / 64)
 #define BLOCKS (CHANNELS > 1024 ? 1 : 1280 / CHANNELS)  // that run on a multiprocessor at once
+// Rows of the image added before and after the loop over the others, and by how many that is unrolled. On an H200 such a form
+// took less time in float16, more in bfloat16 (benchmarks/notes/prepared_precisions.md). Before Hopper it spills registers.
+#define PEELING (IN == 1 && __CUDA_ARCH__ >= 900)
+#define PEELED (PEELING ? ROWS - 1 : 0)
+#define UNROLLED (PEELING ? 2 : 1)
 
 struct DepthwiseParams {
     const Value *x;          // [B, h, w, CHANNELS]
@@ -48,8 +53,7 @@ static __device__ __forceinline__ void convolve(const Value *x, int y0, int x0, 
     float2 w[ROWS][7];  // row k - r of the weights, which row r of the pixels needs
 #pragma unroll
     for (int j = 0; j < STRIP + 6; j++) row[j] = load_pair<INNER>(x, y0 - 3, x0, j, p);
-#pragma unroll 1
-    for (int k = 0; k < ROWS + 6; k++, weight += 7 * CHANNELS) {
+    const auto add_row = [&](int k) {
 #pragma unroll
         for (int i = 0; i < 7; i++) {
 #pragma unroll
@@ -68,7 +72,14 @@ static __device__ __forceinline__ void convolve(const Value *x, int y0, int x0, 
                 total[n].y = fmaf(v.y, w[r][i].y, total[n].y);
             }
         }
-    }
+        weight += 7 * CHANNELS;
+    };
+#pragma unroll
+    for (int k = 0; k < PEELED; k++) add_row(k);
+#pragma unroll UNROLLED
+    for (int k = PEELED; k < ROWS + 6 - PEELED; k++) add_row(k);
+#pragma unroll
+    for (int k = ROWS + 6 - PEELED; k < ROWS + 6; k++) add_row(k);
 }
 
 // Write two channels of a pixel.
