@@ -294,3 +294,26 @@ def test_hash_of_raft_extension_names_its_sources(tmp_path: Path) -> None:
     assert hash_alt_cuda_corr(folder) == digest
     (folder / SOURCES[1]).write_text("x.is_cuda() && true")
     assert hash_alt_cuda_corr(folder) != digest
+
+
+def test_raft_extension_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.cases.correlation import alt_cuda_corr
+
+    compiled: list[str] = []
+
+    def compile_sources(sources: dict[str, str], *_: object) -> tuple[str, bytes]:
+        compiled.append(sources[alt_cuda_corr.SOURCES[0]])
+        return "compiled", b"library"
+
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(alt_cuda_corr, "_compile", compile_sources)
+    monkeypatch.setattr(alt_cuda_corr, "_load_library", lambda path: path.read_bytes())
+    for name in alt_cuda_corr.SOURCES:
+        (tmp_path / name).write_text("1")
+    results = [alt_cuda_corr.alt_cuda_corr_extension(tmp_path, lambda _: None) for _ in range(2)]
+    assert results == ["compiled", b"library"]
+    (tmp_path / alt_cuda_corr.SOURCES[0]).write_text("2")
+    assert alt_cuda_corr.alt_cuda_corr_extension(tmp_path, lambda _: None) == "compiled"
+    assert compiled == ["1", "2"]
