@@ -6,11 +6,11 @@ from statistics import mean, pstdev
 from typing import Any
 
 from benchmarks.markdown import table_text
+from benchmarks.network_forms import EXTENSION, HALF, NAMES, OTHERS, OURS, RENDERED, TITLES, describe_rendered_cases
+from benchmarks.network_forms import SINGLE as SINGLE
+from benchmarks.network_forms import Measured as Measured
 from benchmarks.paper import published
 from benchmarks.stored import RESULTS, describe_commit, describe_faults, stored_result
-
-Measured = tuple[dict[str, Any], dict[str, Any]]
-"""A case or a row, and the results that it stands in."""
 
 MARK_CALLS = "<!-- public calls: begin -->\n"
 MARK_SHORT = "<!-- compared: begin -->\n"
@@ -18,42 +18,6 @@ MARK_LIKE = "<!-- networks in equal precision: begin -->\n"
 MARK_SWEEPS = "<!-- table 10 of Briedis et al.: begin -->\n"
 MARK_GPUS = "<!-- table 10 of Briedis et al., other GPUs: begin -->\n"
 MARK_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
-TITLES = {"raft": "RAFT", "sea-raft-m": "SEA-RAFT (M)"}
-SINGLE, HALF = "float32", "half precision"
-# Ours, then the others, by precision. "exact" is what stored runs call the plain module in float32.
-OURS = {SINGLE: ("module", "exact"), HALF: ("fast",)}
-OTHERS = {
-    SINGLE: (
-        "ptlflow, dense",
-        "ptlflow, dense, channels-last",
-        "ptlflow, dense, compiled",
-        "ptlflow, localcorr",
-        "ptlflow, localcorr (Triton)",
-        "ptlflow, alt_cuda_corr",
-        "module, compiled",
-    ),
-    HALF: (
-        "ptlflow, dense, half",
-        "ptlflow, dense, channels-last, half",
-        "ptlflow, dense, channels-last, compiled, half",
-        "ptlflow, alt_cuda_corr, half",
-        "compiled, half",
-    ),
-}
-EXTENSION = ("ptlflow, alt_cuda_corr",)
-NAMES = {
-    "ptlflow, dense": "ptlflow, dense volume",
-    "ptlflow, dense, half": "ptlflow, dense volume, autocast",
-    "ptlflow, dense, channels-last": "ptlflow, dense volume, channels-last",
-    "ptlflow, dense, channels-last, half": "ptlflow, dense volume, channels-last, autocast",
-    "ptlflow, dense, compiled": "ptlflow, dense volume, `torch.compile`",
-    "ptlflow, dense, channels-last, compiled, half": "ptlflow, dense volume, channels-last, autocast, `torch.compile`",
-    "ptlflow, localcorr": "ptlflow on localcorr's compiled kernel",
-    "ptlflow, localcorr (Triton)": "ptlflow on localcorr's Triton kernel",
-    "ptlflow, alt_cuda_corr, half": "ptlflow, alt_cuda_corr, autocast",
-    "module, compiled": "our module through `torch.compile`",
-    "compiled, half": "our module through `torch.compile`",
-}
 SIZES = ([56, 128], [112, 256], [224, 512], [448, 1024], [896, 2048])
 EASY, FAST = "flow_easy_512x224", "flow_medium_512x224"
 
@@ -188,6 +152,8 @@ def build_network_row(
     title = (
         f"{TITLES[case['method']]}, {case['updates']} updates, {width}×{height}, {precision}, {get_gpu_name(results)}"
     )
+    if "pair" in results:
+        title += ", rendered pair"
     if has_diverged:
         title += "; ours in a cascade"
     errors = {format_error(row) for row in (ours[0], *others) if row["status"] == "ok"}
@@ -225,6 +191,8 @@ def networks_table() -> str:
     with_extension = {case["method"] for case, _ in result if case["size"] == LARGE and select_rows(case, EXTENSION)}
     result = [(add_older_peers(case, older), run) for case, run in result]
     result += [each for each in older if each[0]["method"] not in newer]
+    rendered = load_cases(*RENDERED)
+    result += rendered
     lines: dict[str, tuple[list[str], dict[str, Any]]] = {}
     for precision in (SINGLE, HALF):
         for case, results in result:
@@ -237,17 +205,23 @@ def networks_table() -> str:
     compiled = [
         row["first_call_s"] for case, _ in result for row in case["rows"] if is_compiled(row) and "median_s" in row
     ]
-    rounded = sorted({run["weights"] for _, run in result if "weights" in run})
+    rounded = sorted({run["weights"] for _, run in result if "weights" in run and "pair" not in run})
     notes = [
-        "Time of one call and peak memory; a pair of Sintel, enlarged. RAFT has its Sintel weights, which saw this "
-        "pair; SEA-RAFT random ones.",
+        "Time of one call and peak memory; a pair of Sintel, enlarged, unless marked. RAFT has its Sintel weights, "
+        "which saw that pair; SEA-RAFT random ones.",
         *(f"RAFT's weights: {each}." for each in rounded),
         "float32: convolutions of both sides use TF32, PyTorch's default; our lookup's products have 22 bits.",
         "Prepared and compiled forms replay CUDA graphs, others are eager.",
     ]
     if compiled:
         notes.append(f"`torch.compile`: its first call takes {min(compiled):.0f} to {max(compiled):.0f} s.")
-    displayed = [row for case, _ in result if "diverged" not in case for row in case["rows"]]
+    displayed = [
+        row
+        for case, run in result
+        if "diverged" not in case and "pair" not in run
+        for row in case["rows"]
+        if not row["name"].endswith("cascaded")
+    ]
     distances = [row[key] for row in displayed for key in ("from_module_px", "from_exact_px") if key in row]
     if distances:
         notes.append(f"Flows differ from our module's by {max(distances):.3f} px in the mean at most.")
@@ -258,8 +232,9 @@ def networks_table() -> str:
             notes.append(
                 f"RAFT at 8192×3432 diverges without a cascade, whatever the lookup: {case['diverged']}."
                 if select_cascaded_rows(case, *OURS)
-                else f"RAFT at 8192×3432 is not shown, because it diverges: {case['diverged']}."
+                else f"RAFT at 8192×3432 with the pair of Sintel is not shown, because it diverges: {case['diverged']}."
             )
+    notes += describe_rendered_cases(rendered)
     return f"{table_text(rows)}\n" + "\n".join([*notes, f"{environments(used)}; `python -m benchmarks models`."]) + "\n"
 
 
@@ -271,7 +246,7 @@ def load_lookup_cases() -> list[Measured]:
     ours = ("like_lookups", "like_lookups_float32", "like_lookups_1024", "like_blocks")
     names = (*ours, "like_lookups_small", "like_localcorr", "like_localcorr_half")
     older = ("sizes", "alt")
-    sweeps = ("like_updates.json", "like_channels.json")
+    sweeps = ("like_updates.json", "like_channels.json", "like_updates_alt.json", "like_channels_alt.json")
     return load_cases(
         *(f"{name}.json" for name in names), *(f"correlation_h200_{name}.json" for name in older), *sweeps
     )

@@ -20,7 +20,7 @@ import paper_tables  # noqa: E402
 import sentences  # noqa: E402
 import shot_tables  # noqa: E402
 
-from benchmarks import like_for_like  # noqa: E402
+from benchmarks import like_for_like, network_forms  # noqa: E402
 from benchmarks.cases.points.report import PUBLISHED  # noqa: E402
 from benchmarks.stored import describe_commit, describe_run, first_stored, stored_result  # noqa: E402
 
@@ -106,11 +106,15 @@ HEADS = (
 
 
 def times_and_memory(case: dict[str, Any], told: str) -> list[str]:
-    """Put seconds and peak GiB of each of ``FORMS`` into ``told``; why there are none, or nothing if not timed."""
+    """Put seconds and peak GiB of each of ``FORMS`` into ``told``; why there are none, or nothing if not timed.
+
+    The error of the flow follows where it is known.
+    """
     by_name = {row["name"]: row for row in case["rows"]}
     result = (by_name.get(name, {"status": ""}) for name in FORMS)
     return [
         told.format(row["median_s"], row["peak_bytes"] / 2**30)
+        + (f", {error}" if (error := like_for_like.format_error(row)) else "")
         if row["status"] == "ok"
         else like_for_like.describe_status(row)
         for row in result
@@ -123,11 +127,12 @@ NETWORK_RUNS = ("models_h200.json", "like_sea_raft_8k.json")
 
 def network_cases() -> list[dict[str, Any]]:
     """Return whole networks on the GPU by network and size."""
-    result: dict[tuple[str, tuple[int, int]], dict[str, Any]] = {}
-    for case, _ in like_for_like.load_cases(*NETWORK_RUNS):
+    result: dict[tuple[str, tuple[int, int], int, bool], dict[str, Any]] = {}
+    for case, run in like_for_like.load_cases(*NETWORK_RUNS, *network_forms.RENDERED):
         if "diverged" in case:
             continue
-        key = case["method"], tuple(case["size"])
+        case["is_rendered"] = "pair" in run
+        key = case["method"], tuple(case["size"]), case["updates"], case["is_rendered"]
         rows = {row["name"]: row for row in result.get(key, {"rows": []})["rows"]}
         for row in case["rows"]:
             name = "exact" if row["name"] == "module" else row["name"]
@@ -144,20 +149,25 @@ def models_table() -> str:
     for case in cases:
         height, width = case["size"]
         title = f"{titles[case['method']]}, {case['updates']} updates, {width}×{height}"
+        title += ", rendered pair" if case["is_rendered"] else ""
         rows.append([title, *times_and_memory(case, "{:.3g} s, {:.1f} GiB")])
-    inside = [case["lookups"]["inside"] for case in cases]
-    windows = [case["lookups"]["mean_window"] for case in cases]
+    enlarged = [case["lookups"] for case in cases if not case["is_rendered"]]
+    inside = [lookups["inside"] for lookups in enlarged]
+    windows = [lookups["mean_window"] for lookups in enlarged]
     runs = [stored_result(name) for name in NETWORK_RUNS]
+    rendered = like_for_like.load_cases(*network_forms.RENDERED)
+    used = {run["file"]: run for _, run in rendered}
     lines = [
         *markdown_table(rows),
         "",
         "End to end, frames on the GPU; peak memory as PyTorch counts it. float32: convolutions use TF32, PyTorch's",
         "default. RAFT has its Sintel weights, SEA-RAFT random ones",
         f"({min(inside):.0%} to {max(inside):.0%} of the lookups inside the map, mean window {min(windows):.0f} to "
-        f"{max(windows):.0f} cells); Sintel's frames, enlarged.",
-        "RAFT at 8192×3432 is not shown: its estimate had diverged.",
-        f"At 8192×3432 module and prepared form are of {describe_commit(runs[1])}.",
-        f"{like_for_like.environments(runs[:1])}; `python -m benchmarks models`.",
+        f"{max(windows):.0f} cells); Sintel's frames, enlarged, unless marked.",
+        "RAFT at 8192×3432 on Sintel's frames is not shown: its estimate had diverged.",
+        f"At 8192×3432 SEA-RAFT's module and prepared form are of {describe_commit(runs[1])}.",
+        *network_forms.describe_rendered_cases(rendered),
+        f"{like_for_like.environments([runs[0], *used.values()])}; `python -m benchmarks models`.",
     ]
     return "\n".join(lines) + "\n"
 

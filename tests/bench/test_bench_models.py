@@ -56,7 +56,15 @@ def test_models_checks_and_times_every_form() -> None:
         half = "fast" in name and choose_cpu_dtype() == torch.bfloat16
         assert row["check"]["error"] < (models.ALLOWED if half else 1e-4)
         assert row["median_s"] > 0
-    assert found["module"]["from_module_px"] == 0
+    assert found["module"]["from_module_px"] == found["module"]["from_module_over_1px"] == 0
+    assert found["module, cascaded"]["from_cascaded_module_px"] == 0
+    flows = [torch.full((1, 2, 1, 2), value) * torch.tensor([3.0, 4.0]).view(1, 2, 1, 1) for value in (0.0, 1.0)]
+    truth = models.Truth(flows[0], {}, None, flows[1])
+    expected = {"from_module_px": 5.0, "from_module_over_1px": 1.0, "from_cascaded_module_px": 0.0}
+    assert truth.describe_differences(flows[1]) == expected
+    expected = {"from_module_px": 0.0, "from_module_over_1px": 0.0, "from_cascaded_module_px": 5.0}
+    assert truth.describe_differences(flows[0]) == expected
+    assert models.Truth(None, {}, None).describe_differences(flows[0]) == {}
     assert case["weights"] == "random"
     assert 0 < case["lookups"]["inside"] <= 1
     text = "\n".join(models.report({"cases": [case]}))
@@ -131,6 +139,21 @@ def test_models_runs_every_form_of_peer(monkeypatch: pytest.MonkeyPatch) -> None
     assert compiled == [{"mode": "reduce-overhead", "dynamic": False}] * 3
 
 
+def test_models_runs_the_extension_in_the_selected_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(peer: Any, extension: object, form: peers.PeerForm) -> models.Flow:
+        del extension
+        return peers._run_form(peer, form)
+
+    monkeypatch.setattr(models, "load_peer", stand_in)
+    monkeypatch.setattr(models, "build_extension_flow", build)
+    assert tuple(models.EXTENSION_FORMS) == models_command.EXTENSION_FORMS
+    extended = {"peers": True, "forms": ("module",), "peer_forms": (), "extension": object()}
+    (case,) = measured(plan(**extended), quiet)
+    assert list(rows(case)) == ["module", "ptlflow, alt_cuda_corr", "ptlflow, alt_cuda_corr, half"]
+    (case,) = measured(plan(**extended, extension_forms=("float32",)), quiet)
+    assert list(rows(case)) == ["module", "ptlflow, alt_cuda_corr"]
+
+
 def test_peer_form_with_localcorr_replaces_the_block_during_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks: list[str] = []
 
@@ -184,7 +207,12 @@ def test_models_reports_error_with_time() -> None:
     (case,) = measured(plan(forms=("module",), pair=pair, true_flow=known), quiet)
     true_px = float(scene.flow[:, 8:].norm(dim=0).mean())
     assert case["true_flow_px"] == pytest.approx(true_px, rel=1e-4)
-    assert 0 < rows(case)["module"]["epe_px"] < 100
+    row = rows(case)["module"]
+    assert 0 < row["epe_median_px"] <= row["epe_px"] < 100
+    errors = models.describe_errors(torch.tensor([3.0, 0.5, 0, 9]).view(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))
+    assert errors == {"epe_px": 3.125, "epe_median_px": 0.5, "epe_over_1px": 0.5}
+    errors = models.describe_errors(torch.ones(1, 1, 1, 2), torch.tensor([0.0, torch.nan]).view(1, 1, 1, 2))
+    assert errors == {"epe_px": 1.0, "epe_median_px": 1.0, "epe_over_1px": 0.0}
     large = models.resized_flow(scene.flow, (128, 288), torch.device("cpu"))
     assert float(large[0, 0].mean()) == pytest.approx(3 * float(scene.flow[0].mean()), rel=0.01)
     assert float(large[0, 1].mean()) == pytest.approx(2 * float(scene.flow[1].mean()), rel=0.01)

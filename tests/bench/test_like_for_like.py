@@ -148,3 +148,49 @@ def test_networks_table_shows_cascade_of_diverged_network(tables: ModuleType) ->
         path.write_text(json.dumps({"bench": "models", "cases": [case], "environment": ENVIRONMENT}))
         assert "RAFT, 12 updates, 8192×3432" not in tables.networks_table()
         assert "is not shown, because it diverges: 31 px off" in tables.networks_table()
+
+
+def write_rendered(tables: ModuleType, rows: list[dict[str, Any]], **facts: Any) -> None:
+    case = {"method": "raft", "size": [3432, 8192], "updates": 12, "rows": rows, "true_flow_px": 24.0, **facts}
+    case["lookups"] = {"inside": 0.9, "mean_window": 150.0}
+    stored = {"bench": "models", "pair": {"seed": 7}, "cases": [case], "environment": ENVIRONMENT}
+    (tables.RESULTS / tables.RENDERED[0]).write_text(json.dumps(stored))
+
+
+def test_networks_table_shows_rendered_pair_with_errors_and_differences(tables: ModuleType) -> None:
+    rows = [
+        row("fast", 0.0111, epe_px=0.31, from_module_px=0.021),
+        row("module", 0.0777, epe_px=0.30, from_module_px=0.0),
+        row("fast, cascaded", 0.0222, epe_px=0.41, from_module_px=0.52, from_cascaded_module_px=0.043),
+        row("module, cascaded", 0.0888, epe_px=0.40, from_module_px=0.51, from_cascaded_module_px=0.0),
+        row("ptlflow, alt_cuda_corr", 0.0999, epe_px=0.32, from_module_px=0.011),
+        row("ptlflow, alt_cuda_corr, half", 0.0666, epe_px=0.33, from_module_px=0.022),
+    ]
+    write_rendered(tables, rows)
+    table = tables.networks_table()
+    single, half = (line for line in table.splitlines() if "8192×3432" in line and "rendered pair" in line)
+    assert "77.7 ms, 2.0 GiB, 0.3 px off" in single
+    assert "ptlflow, alt_cuda_corr 99.9 ms, 2.0 GiB, 0.32 px off" in single
+    assert "11.1 ms, 2.0 GiB, 0.31 px off" in half
+    assert "Rendered pair (seed 7), 12 updates: its motion is 24 px in the mean." in table
+    assert "prepared in half precision 0.021 px, the same in a cascade 0.52 px, in a cascade 0.51 px" in table
+    assert "of the two cascades from each other 0.043 px" in table
+    assert "Flows differ from our module's by 0.52" not in table
+    write_rendered(tables, rows, diverged="58 px off")
+    assert "Rendered pair (seed 7)" not in tables.networks_table()
+
+
+def test_sweeps_table_has_column_of_extension_from_its_own_runs(tables: ModuleType) -> None:
+    before = tables.sweeps_table()
+    cost = {"eager": {"median_s": 0.0337}, "peak_with_inputs_bytes": 809e6, "status": "ok"}
+    for variable, value, name in (("updates", 8, "like_updates_alt.json"), ("channels", 64, "like_channels_alt.json")):
+        case = {
+            "size": [224, 512], "scene": tables.FAST, "dtype": "float32", "precision": "highest",
+            "updates": 32, "channels": 256, "rows": [{"name": "alt_cuda_corr", **cost}], variable: value,
+        }  # fmt: skip
+        stored = {"bench": "correlation", "cases": [case], "environment": {**ENVIRONMENT, "gpu": "NVIDIA H200"}}
+        (tables.RESULTS / name).write_text(json.dumps(stored))
+    changed = [line for line in tables.sweeps_table().splitlines() if line not in before.splitlines()]
+    cells = [line.split("|") for line in changed if line.startswith("| ")]
+    assert [cell[1].strip() for cell in cells] == ["lookups at 512×224, 8", "channels at 512×224, 64"]
+    assert all(cell[6].strip() == "33.7 ms, 809 MB" for cell in cells)

@@ -84,6 +84,8 @@ class Plan:
     """A form whose first call takes longer is given up."""
     extension: Any = None
     """RAFT's compiled alt_cuda_corr."""
+    extension_forms: Sequence[str] = ("float32", "half")
+    """Precisions of the peer with the extension."""
     weights: dict[str, str] | None = None
     """Files by method; where there is none the package's own, or random ones."""
     pair: tuple[Tensor, Tensor] | None = None
@@ -214,11 +216,15 @@ def entries(plan: Plan, method: str, model: Network, size: tuple[int, int], note
     for form in (PEER_FORMS[name] for name in plan.peer_forms):
         result.append(Entry(form.name, False, partial(build_peer_flow, peer, form, size), form.compiled))
     if plan.extension is not None:
-        for form in (PeerForm("ptlflow, alt_cuda_corr"), PeerForm("ptlflow, alt_cuda_corr, half", half=True)):
+        for form in (EXTENSION_FORMS[name] for name in plan.extension_forms):
             result.append(Entry(form.name, False, partial(build_extension_flow, peer, plan.extension, form)))
     return result
 
 
+EXTENSION_FORMS = {
+    "float32": PeerForm("ptlflow, alt_cuda_corr"),
+    "half": PeerForm("ptlflow, alt_cuda_corr, half", half=True),
+}
 FORM_NAMES = {
     "fast": "fast",
     "module": "module",
@@ -280,6 +286,17 @@ def mean_error(flow: Tensor, true_flow: Tensor) -> float:
     return float((flow - true_flow).norm(dim=1).nanmean())
 
 
+def describe_errors(flow: Tensor, true_flow: Tensor) -> dict[str, float]:
+    """Return mean and median end-point error, and the share of pixels over 1 px, where the true flow is known."""
+    errors = (flow - true_flow).norm(dim=1)
+    errors = errors[~errors.isnan()]
+    return {
+        "epe_px": float(errors.mean()),
+        "epe_median_px": float(errors.median()),
+        "epe_over_1px": float((errors > 1).float().mean()),
+    }
+
+
 class Truth(NamedTuple):
     """Flows of our module in float32; none where it does not fit."""
 
@@ -287,6 +304,8 @@ class Truth(NamedTuple):
     few: dict[bool, Tensor]
     """After the updates that are compared, by whether cascaded."""
     lookups: dict[str, float] | None
+    cascaded: Tensor | None = None
+    """Of the module in a cascade, after all updates; None where the plan has no cascade."""
 
     @classmethod
     def of(cls, plan: Plan, model: Network, pair: tuple[Tensor, Tensor], updates: int, few: int) -> Truth:
@@ -297,13 +316,29 @@ class Truth(NamedTuple):
             retained = positions[:: max(1, len(positions) // 8)]
             lookups = coherence(retained, model.config.radius, model.config.levels) if retained else None
             result = {False: model(*pair, updates=few)}
+            cascaded = None
             if plan.cascade:
-                result[True] = Cascade(model)(*pair, few)
+                cascade = Cascade(model)
+                result[True] = cascade(*pair, few)
+                cascaded = cascade(*pair, updates)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             return cls(None, {}, None)
-        return cls(flow, result, lookups)
+        return cls(flow, result, lookups, cascaded)
+
+    def describe_differences(self, flow: Tensor) -> dict[str, float]:
+        """Return a flow's mean distance from the module's, plain and cascaded."""
+        result = {}
+        if self.flow is not None:
+            distances = (flow - self.flow).norm(dim=1)
+            result = {
+                "from_module_px": float(distances.mean()),
+                "from_module_over_1px": float((distances > 1).float().mean()),
+            }
+        if self.cascaded is not None:
+            result["from_cascaded_module_px"] = float((flow - self.cascaded).norm(dim=1).mean())
+        return result
 
 
 def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: Note) -> Result:
@@ -324,13 +359,15 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
             cascaded = entry.name.endswith("cascaded")
             right = truth.flow if entry.compiled else truth.few.get(cascaded)
             with limit_seconds(plan.compile_seconds if entry.compiled else None, "its first call"):
-                flow = _admitted(entry, row, (first, second), updates, updates if entry.compiled else few, right)
-            if flow is not None:
-                if truth.flow is not None and not cascaded:
-                    row["from_module_px"] = float((flow(first, second, updates) - truth.flow).norm(dim=1).mean())
+                admitted = _admitted(entry, row, (first, second), updates, updates if entry.compiled else few, right)
+            if admitted is not None:
+                flow, result = admitted
+                row |= truth.describe_differences(result)
                 if true_flow is not None:
-                    row["epe_px"] = mean_error(flow(first, second, updates), true_flow)
+                    row |= describe_errors(result, true_flow)
+                del result
                 candidates.append(Candidate(entry.name, _work(flow, first, second, updates), lambda _: None))
+            del admitted
             release(plan.device)
         clock = clock_of(plan.device)
         timings = interleaved(candidates, plan.repeats, note, clock, plan.patience) if candidates else []
@@ -380,8 +417,11 @@ def count_skipped_graphs() -> int:
 
 def _admitted(
     entry: Entry, row: dict[str, Any], pair: tuple[Tensor, Tensor], updates: int, few: int, right: Tensor | None
-) -> Flow | None:
-    """Prepare and check the entry, noting time and memory in its row; return None if it cannot take part."""
+) -> tuple[Flow, Tensor] | None:
+    """Prepare and check the entry, noting time and memory in its row; return it and its flow after all updates.
+
+    Return None if it cannot take part.
+    """
     on_gpu = pair[0].device.type == "cuda"
     try:
         if on_gpu:
@@ -404,14 +444,14 @@ def _admitted(
                 "reason": f"the flow is off by {100 * off:.3g} %, allowed {100 * ALLOWED:.3g} %",
             }
             return None
-        flow(*pair, updates)
+        result = flow(*pair, updates)
         if on_gpu:
             torch.cuda.synchronize()
             row["peak_bytes"] = torch.cuda.max_memory_allocated() - before
     except Exception as error:  # noqa: BLE001 - a compiler's or a peer's mistake must not end the run
         row |= given_up(error)
         return None
-    return flow
+    return flow, result
 
 
 # ---- in words

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench import Bench, Note, Result, Session
 from benchmarks.cases.networks import options
@@ -30,6 +32,7 @@ PEER_FORMS = (
     "localcorr",
     "localcorr-triton",
 )
+EXTENSION_FORMS = ("float32", "half")
 DESCRIPTION = """\
 Time networks end to end on a pair that is already on the device: our forms and, where it is installed, ptlflow's model
 with the same weights in float32 and in half precision (autocast), with its dense volume, compiled, with localcorr's
@@ -61,7 +64,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--weights", nargs="+", default=(), metavar="METHOD=FILE", help="weights [random, with settled batch norms]"
     )
-    what.add_argument("--pair", nargs=2, metavar=("A", "B"), help="frames, resized [a texture that moves smoothly]")
+    what.add_argument(
+        "--pair",
+        nargs=2,
+        metavar=("A", "B"),
+        help="frames, resized [a texture that moves smoothly]; the results hold the content of a pair.json beside A, "
+        "which benchmarks.experiments.render_pair writes",
+    )
     what.add_argument("--truth", metavar="FLOW", help="true flow of the pair: errors stand beside the times")
     who = parser.add_argument_group("who takes part")
     who.add_argument(
@@ -90,6 +99,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     who.add_argument("--no-peers", action="store_true", help="ours alone")
     options.add_extension_option(who)
+    who.add_argument(
+        "--extension-forms",
+        nargs="+",
+        choices=EXTENSION_FORMS,
+        default=list(EXTENSION_FORMS),
+        help="precisions of ptlflow with --alt-cuda-corr [float32 half]",
+    )
     parser.add_argument("--seconds", type=parse_positive_number, metavar="S", help="begin no case after this time")
 
 
@@ -124,7 +140,33 @@ def _open(args: argparse.Namespace, note: Note) -> Session:
     from benchmarks.cases.networks import models
 
     plan = _plan(args, note)
-    return Session(models.cases(plan, note), seconds=args.seconds or math.inf, device=plan.device)
+    facts = {**_read_pair_facts(args.pair), **_describe_rounded_weights(args)}
+    return Session(models.cases(plan, note), facts, seconds=args.seconds or math.inf, device=plan.device)
+
+
+def _read_pair_facts(pair: list[str] | None) -> dict[str, Any]:
+    """Return the content of ``pair.json`` beside the first frame, as ``pair``; nothing where there is none."""
+    path = None if pair is None else Path(pair[0]).with_name("pair.json")
+    if path is None or not path.is_file():
+        return {}
+    try:
+        return {"pair": json.loads(path.read_text("utf-8"))}
+    except ValueError as error:
+        raise InputError(f"--pair: {path} is not JSON ({error})") from error
+
+
+def _describe_rounded_weights(args: argparse.Namespace) -> dict[str, str]:
+    """Return which weights are stored in float16, as ``weights``; nothing where none are."""
+    import torch
+
+    from fullfield.models.state import read_state_dict_and_name
+
+    rounded = [
+        method
+        for method, path in _weights(args).items()
+        if any(tensor.dtype == torch.float16 for tensor in read_state_dict_and_name(path)[0].values())
+    ]
+    return {"weights": f"rounded to float16 ({', '.join(rounded)})"} if rounded else {}
 
 
 def _report(results: Result) -> list[str]:
@@ -150,6 +192,7 @@ def _plan(args: argparse.Namespace, note: Note) -> Plan:
         peer_forms=args.peer_forms,
         compile_seconds=args.compile_seconds,
         extension=extension,
+        extension_forms=args.extension_forms,
         weights=_weights(args),
         pair=pair,
         true_flow=_true_flow(args.truth, pair),
