@@ -93,6 +93,13 @@ def _add_data_options(group: Any) -> None:
         help="augmentation of data sets; usual: place, scale, colour and eraser",
     )
     group.add_argument(
+        "--enlarge",
+        type=argtypes.parse_positive_number,
+        default=1.0,
+        metavar="X",
+        help="half of the synthetic pairs are enlarged by up to X and cut; 1: none [1]",
+    )
+    group.add_argument(
         "--validate",
         nargs="+",
         default=[],
@@ -330,6 +337,9 @@ def _build_pair_source(
     else:
         augmentation = Augmentation(colour=usual.colour, eraser=usual.eraser)
         window = (height, width)
+    if args.enlarge < 1:
+        raise InputError(f"--enlarge: expected at least 1, got {args.enlarge:g}")
+    enlargement = Augmentation((height, width), (1.0, args.enlarge), scaled=0.5)
     sources: list[tuple[PairSource, float]] = []
     seed = args.seed  # synthetic pairs of every part have their own
     for text in args.data:
@@ -337,6 +347,8 @@ def _build_pair_source(
         source: PairSource
         if folder is None:
             source = create_generator(_get_scene_style(name, "--data"), seed, args.workers)
+            if args.enlarge > 1:
+                source = AugmentedPairs(source, enlargement, seed)
             seed += 1
         else:
             dataset = _open_dataset_in_folder(name, folder, "--data")
@@ -402,6 +414,7 @@ def _build_training_recipe(args: argparse.Namespace) -> dict[str, Any]:
         "size": list(args.size),
         "pictures": None,
         "augment": args.augment,
+        "enlarge": args.enlarge,
         "validate": args.validate,
         "validation_pairs": args.validation_pairs if args.validate else None,
     }
