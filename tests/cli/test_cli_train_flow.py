@@ -50,6 +50,34 @@ def test_train_flow_default_pairs_mix_styles() -> None:
     assert shares == {SceneStyle.from_preset(name): share for name, share in MIXTURE.items()}
 
 
+class _SourceOfOneMotion:
+    """Pairs whose every pixel moves by 3 px to the right."""
+
+    def batch(self, _index: int, count: int) -> FlowBatch:
+        flow = torch.tensor([3.0, 0.0])[None, :, None, None].expand(count, 2, 32, 40)
+        valid = torch.ones(count, 32, 40, dtype=torch.bool)
+        return FlowBatch(torch.rand(count, 3, 32, 40), torch.rand(count, 3, 32, 40), flow, valid, ~valid)
+
+
+def test_train_flow_enlarges_half_of_synthetic_pairs() -> None:
+    command = ["train", "flow", "-o", "run", *RAFT, "--size", "40x32", "--data", "synthetic", "--enlarge", "2"]
+    args = build_parser().parse_args(command)
+    source = train_flow._build_pair_source(args, torch.device("cpu"), lambda *_: _SourceOfOneMotion())
+    pairs = source.batch(0, 400)
+    motion = pairs.flow[:, 0].mean((1, 2))
+    assert pairs.frame1.shape == (400, 3, 32, 40)
+    assert 0.4 < (motion > 3.001).float().mean() < 0.6
+    assert 5.5 < float(motion.max()) < 6.001
+    assert float(motion.min()) > 2.999
+
+
+def test_train_flow_refuses_to_shrink_synthetic_pairs(cli: Any, pairs: Path) -> None:
+    ran = cli("train", "flow", "-o", "run", *RAFT, *TINY, "--enlarge", "0.5")
+    assert ran.code == 2
+    assert "--enlarge: expected at least 1, got 0.5" in ran.err
+    assert not (pairs / "run").exists()
+
+
 def test_train_flow_writes_weights_that_flow_reads(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = pictures.create_procedural_picture_pack(count=4, size=64, shape_count=4)
     monkeypatch.setattr(pictures, "create_procedural_picture_pack", lambda **_options: few)

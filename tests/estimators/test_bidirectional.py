@@ -66,7 +66,8 @@ def test_network_estimator_cascaded_bidirectional_equals_two_calls(
         "fullfield.estimators.network.list_quartered_sizes",
         partial(list_quartered_sizes, threshold=60),
     )
-    monkeypatch.setattr("fullfield.models.cascade.MIN_PIXELS", 0)
+    for name in ("MIN_PIXELS", "MIN_COARSE_PIXELS"):
+        monkeypatch.setattr(f"fullfield.models.cascade.{name}", 0)
     estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
     start = 0.5 * SCENE.flow[None]
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])

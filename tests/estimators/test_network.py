@@ -243,7 +243,8 @@ def _interrupted(done: float, _: str) -> None:
 @pytest.fixture
 def small_frames_keep_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small frames are not enlarged."""
-    monkeypatch.setattr("fullfield.models.cascade.MIN_PIXELS", 0)
+    for name in ("MIN_PIXELS", "MIN_COARSE_PIXELS"):
+        monkeypatch.setattr(f"fullfield.models.cascade.{name}", 0)
 
 
 @pytest.fixture

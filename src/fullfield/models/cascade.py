@@ -27,8 +27,11 @@ from fullfield import _check
 THRESHOLD = 800
 """Largest smaller side, in pixels, of frames that are not reduced to a quarter of their size first."""
 
-MIN_PIXELS = 440_000
-"""Pixels to which smaller frames are enlarged. Frames of 1024×436, on which costs are compared, have a few more."""
+MIN_PIXELS = 786_432
+"""Pixels to which smaller frames are enlarged: those of 1024×768, and at 512×384 twice the size."""
+
+MIN_COARSE_PIXELS = 440_000
+"""Pixels to which the coarsest level of a cascade is enlarged."""
 
 _MAX_ENLARGEMENT = 2.0
 
@@ -62,23 +65,29 @@ def list_quartered_sizes(
 
     A quarter of a side is rounded to the nearest, halves up: 8192×3432, 2048×858, 512×215. Both fields still cover
     the same picture, so frames and flow are scaled by the ratio of the sizes, which is 4 if 4 divides the side.
-    With ``enlarges_last`` the coarsest level is enlarged by :func:`compute_enlarged_size`: 512×215 to 1024×430.
+    With ``enlarges_last`` the coarsest level is enlarged to :data:`MIN_COARSE_PIXELS`, by a factor of two at most:
+    512×215 to 1024×430.
     """
     sizes = [(height, width)]
     while min(sizes[-1]) > threshold:
         height, width = ((side + 2) // 4 for side in sizes[-1])
         sizes.append((height, width))
     if enlarges_last and len(sizes) > 1:
-        sizes[-1] = compute_enlarged_size(*sizes[-1])
+        sizes[-1] = _enlarge_to_pixels(*sizes[-1], MIN_COARSE_PIXELS)
     return sizes
 
 
 def compute_enlarged_size(height: int, width: int) -> tuple[int, int]:
     """Return (height, width) of frames enlarged to :data:`MIN_PIXELS`, by a factor of two at most.
 
-    Frames that have as many pixels keep their size.
+    Frames that have as many pixels keep their size, and the smaller side grows to :data:`THRESHOLD` at most, so that
+    no cascade begins because frames were enlarged.
     """
-    scale = min(_MAX_ENLARGEMENT, math.sqrt(MIN_PIXELS / (height * width)))
+    return _enlarge_to_pixels(height, width, MIN_PIXELS, THRESHOLD / min(height, width))
+
+
+def _enlarge_to_pixels(height: int, width: int, pixels: int, max_scale: float = _MAX_ENLARGEMENT) -> tuple[int, int]:
+    scale = min(_MAX_ENLARGEMENT, max_scale, math.sqrt(pixels / (height * width)))
     return (height, width) if scale <= 1 else (round(scale * height), round(scale * width))
 
 
