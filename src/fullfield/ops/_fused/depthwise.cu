@@ -11,8 +11,9 @@
 #define PIXELS (ROWS * STRIP)
 #define WARPS (CHANNELS / 64)
 #define BLOCKS (CHANNELS > 1024 ? 1 : 1280 / CHANNELS)  // that run on a multiprocessor at once
-// Rows of the image added before and after the loop over the others, and by how many that is unrolled. On an H200 such a form
-// took less time in float16, more in bfloat16 (benchmarks/notes/prepared_precisions.md). Before Hopper it spills registers.
+// Rows of the image added before and after the loop over the others, and by how many that is unrolled. On an H200 this takes
+// less time in float16 on maps of 429x1024, not on those of 270x480; in bfloat16 such a form took more time
+// (benchmarks/notes/prepared_precisions.md). Before Hopper it spills registers.
 #define PEELING (IN == 1 && __CUDA_ARCH__ >= 900)
 #define PEELED (PEELING ? ROWS - 1 : 0)
 #define UNROLLED (PEELING ? 2 : 1)
