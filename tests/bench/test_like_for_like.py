@@ -181,6 +181,8 @@ def test_networks_table_shows_rendered_pair_with_errors_and_differences(tables: 
 
 
 def test_sweeps_table_has_column_of_extension_from_its_own_runs(tables: ModuleType) -> None:
+    for name in ("like_updates_alt.json", "like_channels_alt.json"):
+        (tables.RESULTS / name).unlink()
     before = tables.sweeps_table()
     cost = {"eager": {"median_s": 0.0337}, "peak_with_inputs_bytes": 809e6, "status": "ok"}
     for variable, value, name in (("updates", 8, "like_updates_alt.json"), ("channels", 64, "like_channels_alt.json")):
