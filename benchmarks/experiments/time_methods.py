@@ -53,12 +53,18 @@ GPU_SIZES = ((436, 1024), (1080, 1920), (2160, 3840), (3432, 8192))
 GPU_CALLS = 10
 SOURCES = (
     "src/fullfield/estimators/network.py",
+    "src/fullfield/models/cascade.py",
     "src/fullfield/models/fullfield_*.safetensors",
     "src/fullfield/models/prepared/*.py",
     "src/fullfield/ops/correlation/_cpu_*.py",
     "src/fullfield/ops/tvl1/_*kernels.py",
 )
 GPU_SOURCES = (
+    "src/fullfield/models/cascade.py",
+    "src/fullfield/models/fullfield_*.safetensors",
+    "src/fullfield/ops/_fused/*.cu",
+    "src/fullfield/ops/correlation/cuda/*.cu*",
+    "src/fullfield/ops/correlation/cuda/*.py",
     "src/fullfield/ops/tvl1/cuda/*.cu*",
     "src/fullfield/ops/tvl1/config.py",
     "src/fullfield/ops/tvl1/guided_cuda.py",

@@ -25,6 +25,7 @@ METHODS = ("fullfield-s", "auto", "tvl1")
 ROUNDS = 5
 SOURCES = (
     "src/fullfield/estimators/_reliability.py",
+    "src/fullfield/models/cascade.py",
     "src/fullfield/models/fullfield_*.safetensors",
     "src/fullfield/models/prepared/*.py",
     "src/fullfield/ops/correlation/_cpu_*.py",
