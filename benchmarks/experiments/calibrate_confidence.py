@@ -119,7 +119,11 @@ def main() -> int:
     found = samples()
     stored: dict[str, Any] = {
         "what": "fullfield-s, refined: confidence against a true error under 1 px, each scene judged by the others",
-        **state_conditions("src/fullfield/models/fullfield_s.safetensors", "src/fullfield/estimators/_reliability.py"),
+        **state_conditions(
+            "src/fullfield/models/cascade.py",
+            "src/fullfield/models/fullfield_s.safetensors",
+            "src/fullfield/estimators/_reliability.py",
+        ),
     }
     errors = {name: error for name, (_, error) in found.items()}
     distance = {name: sparsification(-rows[:, -1], errors[name]) for name, (rows, _) in found.items()}

@@ -26,6 +26,7 @@ CALLS = 3
 SOURCES = (
     "src/fullfield/estimators/network.py",
     "src/fullfield/estimators/refined.py",
+    "src/fullfield/models/cascade.py",
     "src/fullfield/models/prepared/*.py",
     "src/fullfield/ops/correlation/_cpu_*.py",
     "src/fullfield/ops/tvl1/_*kernels.py",

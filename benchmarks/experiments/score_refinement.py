@@ -140,6 +140,7 @@ def main() -> int:
         "what": "refinement in three passes (px), occlusion (average precision, F1), confidence (sparsification)",
         **state_conditions(
             "src/fullfield/estimators/_reliability.py",
+            "src/fullfield/models/cascade.py",
             "src/fullfield/models/fullfield_s.safetensors",
             "src/fullfield/ops/tvl1/_guided_cpu_kernels.py",
             "src/fullfield/training/flow/pairs.py",
