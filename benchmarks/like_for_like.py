@@ -535,7 +535,8 @@ def short_table() -> str:
         f"{row['median_s']:.3g} s, {row['epe']:.3f} px off"
         for row in (find_row_by_prefix(defaults, "fullfield default"), peer)
     )
-    title = "TV-L1, own defaults (ours tuned on this Sintel pair, 1024×436), 2 CPU cores"
+    cpu = tvl1_results["environment"]["cpu"]
+    title = f"TV-L1, own defaults (ours tuned on this Sintel pair, 1024×436), 2 cores, {cpu}"
     rows.append([title, tvl1, f"{name} {other}"])
     where = environments([run, ours[1], theirs[1]])
     note = "RAFT's weights saw its pair (Sintel). float32: TF32 in convolutions, 22 bits in our lookup's products."
