@@ -137,6 +137,7 @@ def main() -> int:
             line = ", ".join(f"{what} {value:.3f}" for what, value in told.items() if isinstance(value, float))
             print(f"{network}, {group}, {name}: {line}", file=sys.stderr, flush=True)
     stored = {
+        "command": "python -m benchmarks.experiments.score_refinement",
         "what": "refinement in three passes (px), occlusion (average precision, F1), confidence (sparsification)",
         **state_conditions(
             "src/fullfield/estimators/_reliability.py",
