@@ -6,9 +6,18 @@ from statistics import mean, pstdev
 from typing import Any
 
 from benchmarks.markdown import table_text
-from benchmarks.network_forms import EXTENSION, HALF, NAMES, OTHERS, OURS, RENDERED, TITLES, describe_rendered_cases
-from benchmarks.network_forms import SINGLE as SINGLE
-from benchmarks.network_forms import Measured as Measured
+from benchmarks.network_forms import (
+    EXTENSION,
+    HALF,
+    NAMES,
+    OTHERS,
+    OURS,
+    RENDERED,
+    SINGLE,
+    TITLES,
+    Measured,
+    describe_rendered_cases,
+)
 from benchmarks.paper import published
 from benchmarks.stored import RESULTS, describe_commit, describe_faults, stored_result
 

@@ -99,6 +99,12 @@ def describe_faults(results: dict[str, Any]) -> str:
     return f" ({', '.join(reasons)})" if reasons else ""
 
 
+def get_row(case: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the row of a case called ``name``."""
+    row: dict[str, Any] = next(row for row in case["rows"] if row["name"] == name)
+    return row
+
+
 def describe_commit(results: dict[str, Any]) -> str:
     """Return commit and date of a stored result, and whether its code has changed since."""
     about = results["environment"]

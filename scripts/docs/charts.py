@@ -16,7 +16,8 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from benchmarks.figures import new_figure, save  # noqa: E402
-from benchmarks.like_for_like import EASY, KERNEL, SINGLE, SIZES, VOLUMES, lookup_row  # noqa: E402
+from benchmarks.like_for_like import EASY, KERNEL, SIZES, VOLUMES, lookup_row  # noqa: E402
+from benchmarks.network_forms import SINGLE  # noqa: E402
 
 NAME = "lookup_by_size.png"
 LINES: tuple[tuple[str, tuple[str, ...], str | None, str], ...] = (

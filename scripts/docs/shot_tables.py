@@ -5,16 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.stored import describe_commit, describe_run, stored_result
+from benchmarks.stored import describe_commit, describe_run, get_row, stored_result
 
 MARK_SHOTS = "<!-- table of shots: begin -->\n"
 MARK_COMPRESSIONS = "<!-- table of shots by compression: begin -->\n"
-
-
-def get_row(case: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the row of a case called ``name``."""
-    row: dict[str, Any] = next(row for row in case["rows"] if row["name"] == name)
-    return row
 
 
 def describe_plates(case: dict[str, Any]) -> str:

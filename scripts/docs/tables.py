@@ -22,7 +22,7 @@ import shot_tables  # noqa: E402
 
 from benchmarks import like_for_like, network_forms  # noqa: E402
 from benchmarks.cases.points.report import PUBLISHED  # noqa: E402
-from benchmarks.stored import describe_commit, describe_run, first_stored, stored_result  # noqa: E402
+from benchmarks.stored import describe_commit, describe_run, first_stored, get_row, stored_result  # noqa: E402
 
 MARK_MODELS = "<!-- table of the networks: begin -->\n"
 MARK_POINTS = "<!-- table of convolution on points: begin -->\n"
@@ -44,10 +44,6 @@ def markdown_table(rows: list[list[str]]) -> list[str]:
     return table(rows)
 
 
-def row_of(case: dict[str, Any], name: str) -> Any:
-    return next(row for row in case["rows"] if row["name"] == name)
-
-
 def table() -> str:
     stored = stored_result("tvl1_cpu.json")
     cases = {case["case"]: case for case in stored["cases"]}
@@ -58,10 +54,10 @@ def table() -> str:
     versions = environment["versions"]
 
     columns = ("fullfield fast", "fullfield default", "opencv defaults", "scikit-image defaults")
-    ends = [row_of(own, name) for name in columns]
-    rates = [row_of(fixed, name) for name in ("fullfield", "opencv", "scikit-image")]
-    big = [row_of(cases["large"], name) for name in ("fast", "default")]
-    full = [row_of(cases["whole command"], name) for name in ("fast", "default")]
+    ends = [get_row(own, name) for name in columns]
+    rates = [get_row(fixed, name) for name in ("fullfield", "opencv", "scikit-image")]
+    big = [get_row(cases["large"], name) for name in ("fast", "default")]
+    full = [get_row(cases["whole command"], name) for name in ("fast", "default")]
     names = ("OpenCV", "scikit-image")
     size = f"{width}×{height}"
     rows = [
@@ -441,7 +437,7 @@ def windows_table() -> str:
         if not label.endswith(", forward") or case["part"] == "matching":
             continue
         both = [case, cases[label.replace(", forward", ", with gradients")]]
-        times = [told(row_of(one, name)) for one in both for name in ("ours", "localcorr (Triton)")]
+        times = [told(get_row(one, name)) for one in both for name in ("ours", "localcorr (Triton)")]
         rows.append([label.removesuffix(", float16, forward"), *times])
     words = "Eager calls; every result is compared with float64 first. localcorr 0.1.1 has no stride."
     return "\n".join([*markdown_table(rows), "", words, describe_run(results, "windows")])
@@ -456,7 +452,7 @@ def packing_table() -> str:
         for name in (row["name"] for row in cases[flows[0], kind]["rows"]):
             cells = []
             for flow in flows:
-                row = row_of(cases[flow, kind], name)
+                row = get_row(cases[flow, kind], name)
                 times = [f"{1e3 * row[part]['min']:.0f} ms" for part in ("writing", "reading")]
                 cells += [f"{row['bytes'] / 1e6:.2f} MB", *times]
             rows.append([kind, f"`{name}`", *cells])
@@ -476,7 +472,7 @@ def training_table() -> str:
         return f"{1e3 * row['median_s']:.0f} ms, {row['peak_bytes'] / 2**30:.1f} GiB" if fits else row["status"]
 
     for case in results["cases"]:
-        cells = [told(row_of(case, name)) for name in ("fullfield", "dense", "localcorr")]
+        cells = [told(get_row(case, name)) for name in ("fullfield", "dense", "localcorr")]
         rows.append([f"{case['label'].replace('x', '×')}, {case['updates']} updates", *cells])
     return "\n".join([*markdown_table(rows), "", describe_run(results, "training")])
 
