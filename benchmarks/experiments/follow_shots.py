@@ -5,7 +5,8 @@ python -m benchmarks.experiments.follow_shots ... --frames video.npz    frames [
 
 For each shot: errors of the last frame and of frames on the way, compared with flow chained from frame to frame; the
 share of pixels that are found within a pixel after 20 and more hidden frames; the visibility's F1 over all frames. For
-a video, whose frames are followed to its end and back: errors where the truth is no motion. Times are medians.
+a video, whose frames are followed to its end and back: errors where the truth is no motion. Times are medians, with
+quartiles. The file is written after each part, so that a run that is cut has a result too.
 """
 
 from __future__ import annotations
@@ -135,6 +136,12 @@ def score_palindrome(path: Path, device: torch.device) -> dict[str, Any]:
     }
 
 
+def list_outer_quartiles_ms(seconds: list[float]) -> list[float]:
+    """Return the first and the third quartile in milliseconds."""
+    quartiles = statistics.quantiles(seconds, n=4)
+    return [round(1e3 * quartiles[0], 2), round(1e3 * quartiles[2], 2)]
+
+
 def measure_size(height: int, width: int, device: torch.device, count: int = 48) -> dict[str, Any]:
     """Measure the time and memory of a frame at a size, with a moving texture; and a pair's time of the method."""
     generator = torch.Generator().manual_seed(1)
@@ -163,11 +170,16 @@ def measure_size(height: int, width: int, device: torch.device, count: int = 48)
         torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
         start = time.perf_counter()
-    pair, frame = statistics.median(pair_s[4:]), statistics.median(seconds[36:])
+    pairs, steady = pair_s[4:], seconds[36:]
+    pair, frame = statistics.median(pairs), statistics.median(steady)
     return {
         "size": f"{width}x{height}",
         "pair_s": round(pair, 4),
+        "pair_quartiles_ms": list_outer_quartiles_ms(pairs),
+        "pair_repeats": len(pairs),
         "frame_s": round(frame, 4),
+        "quartiles_ms": list_outer_quartiles_ms(steady),
+        "repeats": len(steady),
         "pairs_per_frame": round(frame / pair, 2),
         "peak_gib": round((torch.cuda.max_memory_allocated(device) - before) / 2**30, 3),
     }
@@ -190,17 +202,21 @@ def main() -> None:
         **state_conditions("src/fullfield/sequences/follow.py", "src/fullfield/sequences/tracking.py"),
         "shots": [],
     }
-    for seed in args.seeds:
-        report["shots"].append(score_shot(seed, device, args.workers))
-        print(json.dumps(report["shots"][-1]), flush=True)
-    if args.frames is not None:
-        report["palindrome"] = score_palindrome(args.frames, device)
-        print(json.dumps(report["palindrome"]), flush=True)
+
+    def store(measured: dict[str, Any]) -> None:
+        print(json.dumps(measured), flush=True)
+        args.output.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+
     for text in args.sizes:
         width, height = map(int, text.split("x"))
         report.setdefault("sizes", []).append(measure_size(height, width, device))
-        print(json.dumps(report["sizes"][-1]), flush=True)
-    args.output.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        store(report["sizes"][-1])
+    if args.frames is not None:
+        report["palindrome"] = score_palindrome(args.frames, device)
+        store(report["palindrome"])
+    for seed in args.seeds:
+        report["shots"].append(score_shot(seed, device, args.workers))
+        store(report["shots"][-1])
 
 
 if __name__ == "__main__":
