@@ -548,7 +548,8 @@ def short_table() -> str:
     title = f"TV-L1, own defaults (ours tuned on this Sintel pair, 1024×436), 2 cores, {cpu}"
     rows.append([title, tvl1, f"{name} {other}"])
     where = environments([run, ours[1], theirs[1]])
-    note = "RAFT's weights saw its pair (Sintel). float32: TF32 in convolutions, 22 bits in our lookup's products."
+    weights = "RAFT's weights saw its pair (Sintel, enlarged)."
+    note = f"{weights} float32: TF32 in convolutions, 22 bits in our lookup's products."
     return f"{table_text(rows)}\n{note} {where}. TV-L1: {describe_commit(tvl1_results)}.\n"
 
 
