@@ -82,8 +82,9 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
 
     It knows RAFT and SEA-RAFT as princeton published them and checkouts like them, torchvision's RAFT, and the models
     of ptlflow that ``integrations/README.md`` lists, among them those that compare a fixed window or match by a
-    softmax; also inside DataParallel and other wrappers. It tries every block on a small pair before it replaces it,
-    and refuses one that computes something else, whatever its name.
+    softmax; also inside DataParallel and other wrappers. It tries blocks on a small pair before it replaces them,
+    and refuses one that computes something else, whatever its name; an ``AlternateCorrBlock`` or ``OLCorrBlock`` beside
+    another block is not tried.
 
     The patch belongs to this model object: other models, of the same class too, and the modules' names stay as they
     are, so that threads do not see each other's patches. Weights, hooks and attributes are not touched. A deep copy of
