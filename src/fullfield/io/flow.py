@@ -185,8 +185,8 @@ def write_flow(
         backward: of an EXR only: flow from this frame to the one before it, on the pixels of this frame, as a second
             layer. It is not the flow from the next frame back to this one, which belongs to the next frame's pixels.
         compression: of an EXR: one of :data:`fullfield.io.names.EXR_COMPRESSIONS`, by default ``zip``, or ``none``
-            where zip would save less than a fifth; all keep the flow exactly. Of ``.flo5``: ``gzip`` (the default) or
-            ``none``.
+            where zip would save less than a fifth; all but ``dwaa`` and ``dwab`` keep the flow exactly. Of ``.flo5``:
+            ``gzip`` (the default) or ``none``.
         dtype: of an EXR only: ``float`` (the default) or ``half`` (11 bits: exact to 1/16 px up to 128 px).
         window: of an EXR only: the frame's windows and pixel aspect, from :func:`fullfield.io.read_frame_window`;
             the data window has the flow's size. By default both windows are the flow's size, at (0, 0).
