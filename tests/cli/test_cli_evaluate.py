@@ -166,6 +166,7 @@ def test_evaluate_without_truth_stores_predictions(cli: Any, pairs: Path) -> Non
     (pairs / "pairs.txt").write_text("a.png b.png\n")
     ran = cli("evaluate", "tvl1", "pairs:mine", *FAST)
     assert ran.code == 0
+    assert ran.out.startswith("runs/mine/tvl1: tvl1 (preset fast) on mine, 1 pair (")
     assert "epe" not in ran.out
     assert "runtime" in ran.out
     assert Path("runs/mine/tvl1/predictions/a.flo").is_file()

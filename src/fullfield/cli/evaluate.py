@@ -243,7 +243,8 @@ def _format_network_lines_if_has_weights(parameters: dict[str, Any]) -> list[str
 def _print_report(args: argparse.Namespace, folder: Path, result: dict[str, Any], files: int, *, title: str) -> None:
     stored = result["config"]["dataset"]
     name, backends = report.escape_control_characters(stored["name"]), ", ".join(result["backends"])
-    lines = [f"{report.escape_control_characters(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})"]
+    pair_count = report.format_count(stored["pairs"], "pair")
+    lines = [f"{report.escape_control_characters(folder)}: {title} on {name}, {pair_count} ({backends})"]
     lines += _format_network_lines_if_has_weights(result["config"]["parameters"])
     if result["scores"] is not None:
         lines += format_score_lines(result["scores"], result["averaging"])

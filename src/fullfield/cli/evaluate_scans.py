@@ -196,7 +196,7 @@ def _print_results(args: argparse.Namespace, folder: Path, results: dict[Path, d
         for path, result in results.items()
     ]
     scores = runs[0]["scores"]
-    pair_counts = f"{scores['pairs']} pairs, {scores['counted']} of them count for RR, RRE, RTE"
+    pair_counts = f"{report.format_count(scores['pairs'], 'pair')}, {scores['counted']} of them count for RR, RRE, RTE"
     lines = [
         f"{report.escape_control_characters(folder)}: {args.method}, {pair_counts}",
         f"{'#samples':<12}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}",
