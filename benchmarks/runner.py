@@ -40,7 +40,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="python -m benchmarks",
         description="Time an operator or a network beside its peers. Every result is checked before its time counts; "
-        "all candidates take turns.",
+        "most candidates take turns.",
     )
     targets = parser.add_subparsers(dest="verb", metavar="WHAT", required=True)
     for bench in BENCHES:

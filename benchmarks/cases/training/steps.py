@@ -1,4 +1,4 @@
-"""Steps of training with several correlations in turns."""
+"""Steps of training with several correlations one after the other."""
 
 from __future__ import annotations
 
