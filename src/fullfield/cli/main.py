@@ -32,7 +32,7 @@ VERBS = (
 )  # fmt: skip
 """Names of the verbs, each a module of this package; see :func:`fullfield.cli.options.add_command`."""
 
-DESCRIPTION = "Dense correspondence at full resolution: optical flow between frames, its scores and its pictures."
+DESCRIPTION = "Dense correspondence: flow between frames, its scores and its pictures, and poses of point clouds."
 
 EXAMPLE = "example: fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png\n\n"
 
