@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sources import list_sources
 from fullfield import _check
 from fullfield._check import InputError
 
@@ -21,63 +22,6 @@ OLDER = "older than the code"
 """The reason of a result whose commit precedes the last change of its sources."""
 PARTLY_SINGLE = "some times are of one run"
 """The reason of a result in which some times have no repeats; captions name those times instead."""
-
-_LOOKUP, _TVL1, _FUSED, _MODELS = (
-    f"src/fullfield/{name}/" for name in ("ops/correlation", "ops/tvl1", "ops/_fused", "models")
-)
-_LOOKUP_CODE = (f"{_LOOKUP}cuda/*.cu*", f"{_LOOKUP}cuda/*.py")
-_NETWORKS = tuple(f"{_MODELS}{name}/*.py" for name in ("prepared", "raft", "sea_raft"))
-_NETWORK = (*_LOOKUP_CODE, f"{_FUSED}*.cu*", *_NETWORKS)
-_SOLVER = (f"{_TVL1}cuda/*.cu*", f"{_TVL1}cuda/*.py")
-_FLOW = (*_NETWORK, *_SOLVER)
-_POINTS = tuple(
-    f"src/fullfield/ops/{name}"
-    for name in ("point_conv/*.cu*", "point_conv/cuda/*.py", "neighbors/*.cu*", "point_norm/*.cu*")
-)
-_SHOT = tuple(
-    f"src/fullfield/{folder}{name}.py"
-    for folder, names in {
-        "": "_read_ahead",
-        "_ledger/": "records versions",
-        "estimators/": "_devices _frames _solver_pool _still bars estimation network protocol refined",
-        "io/": "channels files image oiio orientation scanlines transfer vectors windows",
-        "io/flow_formats/": "exr",
-        "models/": "cascade framing network",
-        "ops/tvl1/": "config frames guided guided_cuda",
-        "sequences/": "changes engine job names outputs plates results run settings writing",
-    }.items()
-    for name in names.split()
-)
-"""Modules that a shot runs besides those of :data:`_FLOW`: reading, estimation, writing, records."""
-_SHARED = tuple(
-    f"src/fullfield/_kernels/{name}.cuh" for name in ("barriers", "copies", "halves", "products", "values", "warps")
-)
-"""Headers of the kernels of flow."""
-KERNELS: dict[str, tuple[str, ...]] = {
-    "correlation": _LOOKUP_CODE,
-    "cascade": (*_NETWORK, f"{_MODELS}cascade.py"),
-    "models": _NETWORK,
-    "front-door": (*_FLOW, "src/fullfield/estimators/*.py"),
-    "patched": (*_LOOKUP_CODE, "src/fullfield/integrations/*.py"),
-    "points": _POINTS,
-    "refine": (
-        *(f"{_TVL1}cuda/{name}" for name in ("guided*.cu*", "median*.cu*", "sampling.cuh")),
-        *(f"{_TVL1}{name}.py" for name in ("guided_cuda", "config")),
-    ),
-    "rendered": _FLOW,
-    "sequence": (*_FLOW, *_SHARED, *_SHOT),
-    "training": (*_LOOKUP_CODE, f"{_FUSED}*.cu*", "src/fullfield/training/flow/*.py"),
-    "tvl1": _SOLVER,
-    "windows": ("src/fullfield/ops/spatial_correlation/cuda/*", "src/fullfield/ops/matching/*"),
-}
-"""Files whose code a benchmark measures on a GPU, by its name: kernels, and what launches them."""
-CPU_KERNELS: dict[str, tuple[str, ...]] = {
-    "front-door": (f"{_LOOKUP}_cpu_*.py", f"{_TVL1}_*_kernels.py", *_NETWORKS),
-    "models": (f"{_LOOKUP}_cpu_*.py", *_NETWORKS),
-    "packing": ("src/fullfield/io/flow_formats/exr.py",),
-    "tvl1": (f"{_TVL1}_cpu_kernels.py", f"{_TVL1}cpu.py"),
-}
-"""As :data:`KERNELS`, on a CPU."""
 
 
 def stored_result(name: str) -> Any:
@@ -210,6 +154,5 @@ def write_results(path: str | os.PathLike[str], results: dict[str, Any]) -> None
 
     with write_atomically(target) as temporary:
         about = environment()
-        sources = (KERNELS if "gpu" in about else CPU_KERNELS).get(results.get("bench", ""), ())
-        whole = {**results, "sources": sources, "environment": about}
+        whole = {**results, "sources": list_sources(results, on_gpu="gpu" in about), "environment": about}
         temporary.write_text(json.dumps(whole, indent=1) + "\n")

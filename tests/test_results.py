@@ -196,7 +196,10 @@ def test_is_older_compares_result_with_sources() -> None:
     about = {"sources": [source], "environment": {"commit": last}}
     assert not script["is_older"](about)
     before = script["git"]("rev-parse", "--short", f"{last}~1").strip()
-    assert script["is_older"]({**about, "environment": {"commit": before}})
+    older = {"sources": [source], "environment": {"commit": before}}
+    assert script["is_older"](older)
+    assert not script["is_older"]({**older, "sources": [f"{source}@{last}"]})
+    assert script["is_older"]({**older, "sources": [f"{source}@{before}"]})
 
 
 PYTHON = """

@@ -10,7 +10,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
@@ -107,15 +107,28 @@ def present_files() -> list[str]:
 
 
 def is_older(stored: dict[str, Any]) -> bool:
-    """Return whether the code that a result measures has changed since its commit."""
+    """Return whether the code that a result measures has changed since its commit.
+
+    A source ``PATH@COMMIT`` is compared with that commit instead: the earlier changes of the file are of parts that the
+    measurement does not run.
+    """
     commit, sources = str(stored.get("environment", {}).get("commit")), stored.get("sources")
     if not sources or not CLEAN.fullmatch(commit):
         return False
+    reviewed = dict(source.split("@") for source in sources if "@" in source)
+    others = [source for source in sources if "@" not in source]
+    return has_changed(commit, lambda path: is_source(path, others) and path not in reviewed) or any(
+        has_changed(later_commit, reviewed_path.__eq__) for reviewed_path, later_commit in reviewed.items()
+    )
+
+
+def has_changed(commit: str, is_selected: Callable[[str], bool]) -> bool:
+    """Return whether the code of the selected files has changed since a commit."""
     try:
-        old = {path: name for path, name in files_of_commit(commit).items() if is_source(path, sources)}
+        old = {path: name for path, name in files_of_commit(commit).items() if is_selected(path)}
     except subprocess.CalledProcessError:  # the history has no such commit
         return True
-    new = {path: (ROOT / path).read_bytes() for path in present_files() if is_source(path, sources)}
+    new = {path: (ROOT / path).read_bytes() for path in present_files() if is_selected(path)}
     contents = {path: stored_content(name) for path, name in old.items()}
     return not is_same_code(contents, new, partial(is_renamed, commit))
 

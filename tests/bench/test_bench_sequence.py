@@ -18,7 +18,8 @@ import torch
 
 import fullfield
 from benchmarks.cases.sequences import shots
-from benchmarks.stored import KERNELS, stored_result
+from benchmarks.sources import KERNELS
+from benchmarks.stored import stored_result
 from fullfield.io import read_frame
 from fullfield.io.oiio import one_thread_a_file, open_image_source
 from fullfield.sequences import outputs
