@@ -202,6 +202,20 @@ def test_is_older_compares_result_with_sources() -> None:
     assert script["is_older"]({**older, "sources": [f"{source}@{before}"]})
 
 
+def test_results_name_commits_that_exist() -> None:
+    script = load_script("results")
+    if script["is_shallow"]():
+        pytest.skip("the history of this checkout is cut")
+    head = script["git"]("rev-parse", "--short=12", "HEAD").strip()
+    parts = [{"commit": f"{head}+changes"}, {"commit": "unknown"}, {"commit": None}, {"note": "0000000"}]
+    stored = {"environment": {"commits": [head]}, "cases": [{"rows": parts}]}
+    assert [*script["named_commits"](stored)] == [head, head]
+    assert script["is_in_history"](head)
+    absent = {"environment": {"commit": head}, "runs": [{"commit": "0000000 with changes"}]}
+    assert [*script["named_commits"](absent)] == [head, "0000000"]
+    assert not script["is_in_history"]("0000000")
+
+
 PYTHON = """
 from fullfield.ops import lookup
 

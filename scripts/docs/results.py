@@ -22,7 +22,9 @@ from benchmarks.code_changes import SUFFIXES, declared_names, is_same_code, top_
 from benchmarks.stored import OLDER, OWED, PARTLY_SINGLE, RESULTS  # noqa: E402  the benchmarks read their results
 
 CLEAN = re.compile(r"[0-9a-f]{7,40}")
+NAMED = re.compile(r"[0-9a-f]{7,40}\b")
 NO_COMMAND = "no command is known"
+NO_COMMIT = "no such commit"
 MEDIANS = {"median_s", "median_ms"}
 SINGLE_TIMES = {"pair_s", "frame_s", "step_ms", "loop_ms"}
 """Times that some results hold as one number, without repeats."""
@@ -78,6 +80,24 @@ def is_shallow() -> bool:
         return git("rev-parse", "--is-shallow-repository").strip() != "false"
     except (OSError, subprocess.CalledProcessError):
         return True
+
+
+def named_commits(stored: Any) -> Iterator[str]:
+    """Yield the commits that a result and its parts are of, as far as they are named by their digits."""
+    if isinstance(stored, dict):
+        values = [stored.get("commit"), *stored.get("commits", [])]
+        yield from (match[0] for value in values if isinstance(value, str) and (match := NAMED.match(value)))
+        stored = list(stored.values())
+    if isinstance(stored, list):
+        for value in stored:
+            yield from named_commits(value)
+
+
+@cache
+def is_in_history(commit: str) -> bool:
+    """Return whether this checkout is built on a commit."""
+    command = ["git", "-C", str(ROOT), "merge-base", "--is-ancestor", commit, "HEAD"]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def is_source(path: str, sources: list[str]) -> bool:
@@ -171,6 +191,7 @@ def owed() -> dict[str, dict[str, Any]]:
     for path in sorted(RESULTS.glob("*.json")):
         stored = json.loads(path.read_text("utf-8"))
         why = [*([OLDER] if is_older(stored) else []), *missing_conditions(stored)]
+        why += [] if all(map(is_in_history, named_commits(stored))) else [NO_COMMIT]
         if why:
             own = stored.get("command", NO_COMMAND)
             result[path.name] = {"why": why, "command": noted.get(path.name, {}).get("command", own)}
