@@ -111,13 +111,15 @@ def test_refined_shot_runs_network_once_for_both_directions(direction: str, monk
     assert torch.equal(part[0].backward.flow, found[1].backward.flow)
 
 
-def test_shot_direction_both_runs_network_once_per_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["network", "refined elsewhere"])
+def test_shot_direction_both_runs_network_once_per_pair(is_wrapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = moving(5)
     network = NetworkEstimator("fullfield-s", NetworkSettings(updates=1))
+    estimator = RefinedEstimator(network, refine=False) if is_wrapped else network  # as "auto", fast, on a CPU
     asked = counted_calls(monkeypatch)
     with monkeypatch.context() as only:
         only.setattr(NetworkEstimator, "__call__", lambda *_, **__: pytest.fail("asked one way"))
-        found = list(estimate_sequence(frames, network, direction="both"))
+        found = list(estimate_sequence(frames, estimator, direction="both"))
         assert len(asked) == 4
         part = list(estimate_sequence(open_plates(frames, "2,4"), network, direction="both"))
     for flows in part:

@@ -17,7 +17,7 @@ from fullfield._read_ahead import ReadAhead
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.estimators.bars import Bars, ConstantLines, find_common_bars, measure_constant_lines_per_side
 from fullfield.estimators.protocol import Estimator
-from fullfield.estimators.refined import choose_refined_estimator_or_none
+from fullfield.estimators.refined import RefinedEstimator, choose_refined_estimator_or_none
 from fullfield.io.files import describe_error
 from fullfield.io.vectors import VALID
 from fullfield.io.windows import FrameWindow
@@ -102,8 +102,10 @@ class ShotEngine:
         self._device = settings.torch_device
         plates.pinned = self._device.type == "cuda"
         self._refiner = choose_refined_estimator_or_none(estimator, self._device, refine=settings.refine)
-        if self._refiner is not None:
-            self._estimator = self._refiner.estimator
+        self.final_estimator: Estimator = self._refiner or estimator
+        """Estimator whose method and parameters describe the flows."""
+        if isinstance(self.final_estimator, RefinedEstimator):
+            self._estimator = self.final_estimator.estimator
         self._needs_backward = settings.should_estimate_reliability or self._refiner is not None
         # Both directions of a pair in one call, unless they start from different flows.
         needs_two_calls = settings.warm_start if settings.direction == "both" else not self._needs_backward
@@ -127,11 +129,6 @@ class ShotEngine:
         self.stages = StageTimes()
         self._cpu_s = 0.0
         self._events: list[tuple[Any, Any]] = []
-
-    @property
-    def final_estimator(self) -> Estimator:
-        """Estimator whose method and parameters describe the flows."""
-        return self._estimator if self._refiner is None else self._refiner
 
     @property
     def busy_s(self) -> float:
