@@ -14,7 +14,8 @@ import time
 import torch
 from torch import Tensor
 
-from benchmarks.cases.networks.peers import PEER_FORMS, Flow, build_peer_flow, load_peer
+from benchmarks.cases.networks.forms import PEER_FORMS
+from benchmarks.cases.networks.peers import Flow, build_peer_flow, load_peer
 from benchmarks.experiments import build_program_parser
 from benchmarks.shared_pairs import data_folder, shared_pairs
 from benchmarks.stored import RESULTS, state_conditions

@@ -14,14 +14,15 @@ import pytest
 import torch
 
 from benchmarks.bench import failed, measure
-from benchmarks.cases.networks import models, models_command, peers
+from benchmarks.cases.networks import models, peers
+from benchmarks.cases.networks.forms import PEER_FORMS, PeerForm
 from benchmarks.cases.networks.models import Entry, Plan
 from benchmarks.harness import TooLarge, Unsupported, limit_seconds
 from benchmarks.runner import main
 from fullfield.io import write_flow, write_image
 from fullfield.models import RAFT
 from fullfield.models.prepared import choose_cpu_dtype
-from fullfield.models.weights import NETWORKS, build_random_model
+from fullfield.models.weights import NETWORKS, WEIGHTS, build_random_model, find_local_weights
 from fullfield.testing import sample_textured_scene
 
 SIZE = (64, 96)
@@ -122,12 +123,10 @@ def test_models_runs_every_form_of_peer(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(models, "load_peer", stand_in)
     monkeypatch.setattr(torch, "compile", keep_eager)
-    forms = models_command.PEER_FORMS
-    assert forms == tuple(peers.PEER_FORMS)
-    assert models_command.FORMS == models.FORMS
+    forms = tuple(PEER_FORMS)
     (case,) = measured(plan(peers=True, forms=("module", "module-compiled"), peer_forms=forms), quiet)
     found = rows(case)
-    names = [peers.PEER_FORMS[form].name for form in forms]
+    names = [PEER_FORMS[form].name for form in forms]
     assert list(found) == ["module", "module, compiled", *names]
     for name, row in found.items():
         if "localcorr" in name:
@@ -140,13 +139,12 @@ def test_models_runs_every_form_of_peer(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_models_runs_the_extension_in_the_selected_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(peer: Any, extension: object, form: peers.PeerForm) -> models.Flow:
+    def build(peer: Any, extension: object, form: PeerForm) -> models.Flow:
         del extension
         return peers._run_form(peer, form)
 
     monkeypatch.setattr(models, "load_peer", stand_in)
     monkeypatch.setattr(models, "build_extension_flow", build)
-    assert tuple(models.EXTENSION_FORMS) == models_command.EXTENSION_FORMS
     extended = {"peers": True, "forms": ("module",), "peer_forms": (), "extension": object()}
     (case,) = measured(plan(**extended), quiet)
     assert list(rows(case)) == ["module", "ptlflow, alt_cuda_corr", "ptlflow, alt_cuda_corr, half"]
@@ -170,14 +168,14 @@ def test_peer_form_with_localcorr_replaces_the_block_during_calls(monkeypatch: p
     package = SimpleNamespace(get_localcorr_block=build, get_cuda_pyramid_library=lambda: None)
     monkeypatch.setitem(sys.modules, "localcorr", SimpleNamespace(blocks=package))
     monkeypatch.setitem(sys.modules, "localcorr.blocks", package)
-    flow = peers.build_peer_flow(Network(), peers.PEER_FORMS["localcorr-triton"], SIZE)
+    flow = peers.build_peer_flow(Network(), PEER_FORMS["localcorr-triton"], SIZE)
     frame = torch.zeros(1, 3, *SIZE)
     assert flow(frame, frame, 1).shape == (1, 2, *SIZE)
     assert blocks == ["localcorr_triton"]
     with pytest.raises(ValueError, match="own block"):
         get_corr_block()
     with pytest.raises(Unsupported, match="compiled library"):
-        peers.build_peer_flow(Network(), peers.PEER_FORMS["localcorr"], SIZE)
+        peers.build_peer_flow(Network(), PEER_FORMS["localcorr"], SIZE)
 
 
 def get_corr_block(**_: object) -> None:
@@ -229,6 +227,12 @@ def test_models_command_writes_results(tmp_path: Path, capsys: pytest.CaptureFix
     described_cases = [(case["method"], case["updates"], case["weights"]) for case in printed["cases"]]
     assert described_cases == [("raft-small", 2, "random"), ("fullfield-s", 1, "given")]
     assert stored["environment"]["versions"]["torch"] == torch.__version__
+
+
+def test_models_command_names_option_of_weights_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["models", "--methods", "raft", "--sizes", "96x64", "--updates", "1", "--device", "cpu", "--no-peers"]
+    assert main([*command, "--weights", f"raft={find_local_weights(WEIGHTS['fullfield-s'])}"]) == 2
+    assert "--weights: raft: state dict: expected weights of RAFT; it looks like" in capsys.readouterr().err
 
 
 def test_models_command_reads_true_flow_of_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

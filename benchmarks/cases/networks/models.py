@@ -22,16 +22,15 @@ from torch.nn import functional
 
 from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.cases.correlation.positions import coherence, smooth
-from benchmarks.cases.networks.peers import (
+from benchmarks.cases.networks.forms import (
+    COMPILED_FORMS,
+    DEFAULT_FORMS,
     DEFAULT_PEER_FORMS,
-    HALF,
+    EXTENSION_FORMS,
+    FORMS,
     PEER_FORMS,
-    Flow,
-    PeerForm,
-    build_extension_flow,
-    build_peer_flow,
-    load_peer,
 )
+from benchmarks.cases.networks.peers import HALF, Flow, build_extension_flow, build_peer_flow, load_peer
 from benchmarks.harness import (
     Candidate,
     clock_of,
@@ -42,20 +41,17 @@ from benchmarks.harness import (
     limit_seconds,
     release,
 )
+from fullfield._check import InputError
 from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlowCache
+from fullfield.models.state import State
 from fullfield.models.weights import NETWORKS, WEIGHTS, build_random_model, find_local_weights
 
 Network: TypeAlias = RAFT | SEARAFT
 
 PACKAGED = "fullfield-s"
 """Comes with its weights."""
-FORMS = ("fast", "module", "module-half", "module-compiled", "compiled", "optimized")
-"""Prepared in half precision; the plain module in float32 and in half precision; both through ``torch.compile``; the
-module as estimators run it on a CPU."""
-DEFAULT_FORMS = FORMS[:2]
-COMPILED_FORMS = ("module-compiled", "compiled")
 PEERS = {name: name.replace("-", "_") for name in NETWORKS if name != PACKAGED}
 """What ptlflow calls them."""
 # Updates after which results are compared: rounding grows from update to update where weights are random.
@@ -84,10 +80,10 @@ class Plan:
     """A form whose first call takes longer is given up."""
     extension: Any = None
     """RAFT's compiled alt_cuda_corr."""
-    extension_forms: Sequence[str] = ("float32", "half")
+    extension_forms: Sequence[str] = tuple(EXTENSION_FORMS)
     """Precisions of the peer with the extension."""
-    weights: dict[str, str] | None = None
-    """Files by method; where there is none the package's own, or random ones."""
+    weights: dict[str, State] | None = None
+    """Tensors by method; where there are none the package's own, or random ones."""
     pair: tuple[Tensor, Tensor] | None = None
     """Frames [3, H, W], 0 ... 1, that are resized; made up where there are none."""
     true_flow: Tensor | None = None
@@ -148,10 +144,13 @@ def network(plan: Plan, method: str, first: Tensor, second: Tensor) -> Network:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build_random_model(NETWORKS[method])
-    path = _file(plan, method)
     model.to(plan.device)
-    if path is not None:
-        model.load_checkpoint(path)
+    if has_weights(plan, method):
+        state = (plan.weights or {}).get(method)
+        try:
+            model.load_checkpoint(state or str(find_local_weights(WEIGHTS[method])))
+        except InputError as error:
+            raise InputError(f"--weights: {method}: {error}") from error
         return model.eval()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -165,11 +164,9 @@ def network(plan: Plan, method: str, first: Tensor, second: Tensor) -> Network:
     return model.eval()
 
 
-def _file(plan: Plan, method: str) -> str | None:
-    given = (plan.weights or {}).get(method)
-    if given is not None or method != PACKAGED:
-        return given
-    return str(find_local_weights(WEIGHTS[PACKAGED]))
+def has_weights(plan: Plan, method: str) -> bool:
+    """Return whether a method's weights are given or come with the package; others are random."""
+    return method == PACKAGED or method in (plan.weights or {})
 
 
 @contextmanager
@@ -199,10 +196,10 @@ def looked_up(model: Network) -> Iterator[list[Tensor]]:
 
 def entries(plan: Plan, method: str, model: Network, size: tuple[int, int], note: Note) -> list[Entry]:
     """Return our forms, cascaded ones if the plan has them, then the peer in both precisions where it is installed."""
-    result = [Entry(FORM_NAMES[form], True, partial(_ours, model, form), form in COMPILED_FORMS) for form in plan.forms]
+    result = [Entry(FORMS[form], True, partial(_ours, model, form), form in COMPILED_FORMS) for form in plan.forms]
     if plan.cascade:
         cascaded = [form for form in plan.forms if form in DEFAULT_FORMS]
-        result += [Entry(f"{FORM_NAMES[form]}, cascaded", True, partial(_cascaded, model, form)) for form in cascaded]
+        result += [Entry(f"{FORMS[form]}, cascaded", True, partial(_cascaded, model, form)) for form in cascaded]
     if not plan.peers or method not in PEERS:
         return result
     try:
@@ -219,20 +216,6 @@ def entries(plan: Plan, method: str, model: Network, size: tuple[int, int], note
         for form in (EXTENSION_FORMS[name] for name in plan.extension_forms):
             result.append(Entry(form.name, False, partial(build_extension_flow, peer, plan.extension, form)))
     return result
-
-
-EXTENSION_FORMS = {
-    "float32": PeerForm("ptlflow, alt_cuda_corr"),
-    "half": PeerForm("ptlflow, alt_cuda_corr, half", half=True),
-}
-FORM_NAMES = {
-    "fast": "fast",
-    "module": "module",
-    "module-half": "module, half",
-    "module-compiled": "module, compiled",
-    "compiled": "compiled, half",
-    "optimized": "module, optimized",
-}
 
 
 def _ours(model: Network, form: str) -> Flow:
@@ -381,7 +364,7 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
         "method": method,
         "size": list(size),
         "updates": updates,
-        "weights": "random" if _file(plan, method) is None else "given",
+        "weights": "given" if has_weights(plan, method) else "random",
         "frames": "made up" if plan.pair is None else "given",
         "flow_px": None if truth.flow is None else float(truth.flow.norm(dim=1).mean()),
         "true_flow_px": None if true_flow is None else mean_error(torch.zeros_like(true_flow), true_flow),

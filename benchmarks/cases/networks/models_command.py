@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench import Bench, Note, Result, Session
 from benchmarks.cases.networks import options
+from benchmarks.cases.networks.forms import (
+    DEFAULT_FORMS,
+    DEFAULT_PEER_FORMS,
+    EXTENSION_FORMS,
+    FORMS,
+    PEER_FORMS,
+)
 from benchmarks.options import add_sizes_option
 from fullfield._check import InputError
 from fullfield.cli import paths
@@ -19,20 +26,9 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.cases.networks.models import Plan
+    from fullfield.models.state import State
 
 METHODS = ("fullfield-s", "raft", "raft-small", "sea-raft-s", "sea-raft-m", "sea-raft-l")
-FORMS = ("fast", "module", "module-half", "module-compiled", "compiled", "optimized")
-PEER_FORMS = (
-    "dense",
-    "dense-half",
-    "channels-last",
-    "channels-last-half",
-    "compiled",
-    "compiled-half",
-    "localcorr",
-    "localcorr-triton",
-)
-EXTENSION_FORMS = ("float32", "half")
 DESCRIPTION = """\
 Time networks end to end on a pair that is already on the device: our forms and, where it is installed, ptlflow's model
 with the same weights in float32 and in half precision (autocast), with its dense volume, compiled, with localcorr's
@@ -77,7 +73,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--forms",
         nargs="+",
         choices=FORMS,
-        default=list(FORMS[:2]),
+        default=list(DEFAULT_FORMS),
         help="ours: prepared in half precision; the plain module in float32, in half precision, and both through "
         "torch.compile with CUDA graphs (module-compiled, compiled), which compiles for half a minute; the module with "
         "folded norms and reordered weights, as estimators run it on a CPU (optimized) [fast module]",
@@ -86,7 +82,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--peer-forms",
         nargs="+",
         choices=PEER_FORMS,
-        default=list(PEER_FORMS[:2]),
+        default=list(DEFAULT_PEER_FORMS),
         help="ptlflow's: eager, in channels-last, and through torch.compile with CUDA graphs, each also under autocast "
         "(-half; compiled-half is in channels-last); with localcorr's lookups in float32 [dense dense-half]",
     )
@@ -138,9 +134,11 @@ def _check(args: argparse.Namespace) -> list[str]:
 
 def _open(args: argparse.Namespace, note: Note) -> Session:
     from benchmarks.cases.networks import models
+    from fullfield.models.state import read_state_dict_and_name
 
-    plan = _plan(args, note)
-    facts = {**_read_pair_facts(args.pair), **_describe_rounded_weights(args)}
+    weights = {method: read_state_dict_and_name(path)[0] for method, path in _weights(args).items()}
+    plan = _plan(args, weights, note)
+    facts = {**_read_pair_facts(args.pair), **_describe_rounded_weights(weights)}
     return Session(models.cases(plan, note), facts, seconds=args.seconds or math.inf, device=plan.device)
 
 
@@ -155,16 +153,12 @@ def _read_pair_facts(pair: list[str] | None) -> dict[str, Any]:
         raise InputError(f"--pair: {path} is not JSON ({error})") from error
 
 
-def _describe_rounded_weights(args: argparse.Namespace) -> dict[str, str]:
+def _describe_rounded_weights(weights: dict[str, State]) -> dict[str, str]:
     """Return which weights are stored in float16, as ``weights``; nothing where none are."""
     import torch
 
-    from fullfield.models.state import read_state_dict_and_name
-
     rounded = [
-        method
-        for method, path in _weights(args).items()
-        if any(tensor.dtype == torch.float16 for tensor in read_state_dict_and_name(path)[0].values())
+        method for method, state in weights.items() if any(tensor.dtype == torch.float16 for tensor in state.values())
     ]
     return {"weights": f"rounded to float16 ({', '.join(rounded)})"} if rounded else {}
 
@@ -175,7 +169,7 @@ def _report(results: Result) -> list[str]:
     return report(results)
 
 
-def _plan(args: argparse.Namespace, note: Note) -> Plan:
+def _plan(args: argparse.Namespace, weights: dict[str, State], note: Note) -> Plan:
     from benchmarks.cases.networks.models import Plan
 
     device, extension = options.set_up(args, note)
@@ -193,7 +187,7 @@ def _plan(args: argparse.Namespace, note: Note) -> Plan:
         compile_seconds=args.compile_seconds,
         extension=extension,
         extension_forms=args.extension_forms,
-        weights=_weights(args),
+        weights=weights,
         pair=pair,
         true_flow=_true_flow(args.truth, pair),
         repeats=args.repeats,

@@ -6,7 +6,6 @@ import copy
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.correlation.contenders import DENSE_ELEMENTS
+from benchmarks.cases.networks.forms import PeerForm
 from benchmarks.harness import TooLarge, Unsupported
 from fullfield.integrations.forms import silence_output_and_warnings
 from fullfield.models.framing import STRIDE
@@ -24,38 +24,6 @@ Flow = Callable[[Tensor, Tensor, int], Tensor]
 """From two frames and a number of updates to the flow."""
 
 HALF = {"cuda": torch.float16, "cpu": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class PeerForm:
-    """One way to run a network of ptlflow."""
-
-    name: str
-    """As rows of results are called."""
-    half: bool = False
-    """Under autocast."""
-    channels_last: bool = False
-    """Weights in channels-last."""
-    compiled: bool = False
-    """Through ``torch.compile``, with CUDA graphs on a GPU."""
-    lookup: str | None = None
-    """Mode of localcorr's block in place of the volume."""
-
-
-PEER_FORMS = {
-    "dense": PeerForm("ptlflow, dense"),
-    "dense-half": PeerForm("ptlflow, dense, half", half=True),
-    "channels-last": PeerForm("ptlflow, dense, channels-last", channels_last=True),
-    "channels-last-half": PeerForm("ptlflow, dense, channels-last, half", half=True, channels_last=True),
-    "compiled": PeerForm("ptlflow, dense, compiled", compiled=True),
-    "compiled-half": PeerForm(
-        "ptlflow, dense, channels-last, compiled, half", half=True, channels_last=True, compiled=True
-    ),
-    "localcorr": PeerForm("ptlflow, localcorr", lookup="localcorr_cuda"),
-    "localcorr-triton": PeerForm("ptlflow, localcorr (Triton)", lookup="localcorr_triton"),
-}
-"""By what ``--peer-forms`` calls them."""
-DEFAULT_PEER_FORMS = ("dense", "dense-half")
 
 
 def load_peer(name: str) -> Any:
