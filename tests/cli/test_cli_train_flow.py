@@ -74,7 +74,7 @@ def test_train_flow_enlarges_half_of_synthetic_pairs() -> None:
 def test_train_flow_refuses_to_shrink_synthetic_pairs(cli: Any, pairs: Path) -> None:
     ran = cli("train", "flow", "-o", "run", *RAFT, *TINY, "--enlarge", "0.5")
     assert ran.code == 2
-    assert "--enlarge: expected at least 1, got 0.5" in ran.err
+    assert "--enlarge: expected a number >= 1, got float 0.5" in ran.err
     assert not (pairs / "run").exists()
 
 

@@ -337,9 +337,8 @@ def _build_pair_source(
     else:
         augmentation = Augmentation(colour=usual.colour, eraser=usual.eraser)
         window = (height, width)
-    if args.enlarge < 1:
-        raise InputError(f"--enlarge: expected at least 1, got {args.enlarge:g}")
-    enlargement = Augmentation((height, width), (1.0, args.enlarge), scaled=0.5)
+    with rename_arguments_in_errors(scale="--enlarge"):
+        enlargement = Augmentation((height, width), (1.0, args.enlarge), scaled=0.5)
     sources: list[tuple[PairSource, float]] = []
     seed = args.seed  # synthetic pairs of every part have their own
     for text in args.data:
