@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from fullfield import viz
 from fullfield._kernels.cache_folder import iterate_candidate_cache_folders
 from fullfield.cli import progress
-from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
+from fullfield.io import PointCloud, pointcloud, read_point_cloud, write_point_cloud
 from fullfield.io.point_formats.coordinate_system import CoordinateSystem, SystemRecord
 from fullfield.io.pointcloud import read_coordinate_system_or_none
 from fullfield.registration import AcceptedRegistration, measure_alignment
@@ -151,7 +152,11 @@ def test_register_refuses_lossy_output_before_search(cli: Any, scans: Path, monk
         assert "error: out.las: LAS holds finite points only" in ran.err
 
 
-def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: Path) -> None:
+def test_register_several_clouds_writes_poses_and_merged_cloud(
+    cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge = Mock(wraps=pointcloud.merge_clouds_and_list_dropped_fields)
+    monkeypatch.setattr(pointcloud, "merge_clouds_and_list_dropped_fields", merge)
     third = sample_room_scan(3, 4500, scan_seed=2) + np.array([0.0, 1.0, 0.0])
     write_point_cloud(scans / "d.ply", PointCloud(third))
     ran = cli("register", "a.ply", "b.npy", "d.ply", "--voxel", "0.09", "--merge", "all.las", "--json")
@@ -163,6 +168,7 @@ def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: 
     assert ran.json["contradictions"] == []
     clouds = [read_point_cloud(scans / name) for name in ("a.ply", "b.npy", "d.ply")]
     assert len(read_point_cloud(scans / "all.las")) == sum(map(len, clouds))
+    assert merge.call_count == 1
     (scans / "poses.json").write_text(ran.out)
     assert cli("register", "--apply", "poses.json", "d.ply", "-o", "moved.ply").code == 0
     moved = read_point_cloud(scans / "moved.ply").points

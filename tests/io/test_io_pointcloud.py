@@ -22,6 +22,7 @@ from fullfield.io.pointcloud import (
     merge_clouds_and_list_dropped_fields,
     read_coordinate_system_or_none,
     read_or_convert_point_cloud,
+    select_common_fields_and_list_dropped,
     transform_cloud,
 )
 
@@ -510,6 +511,24 @@ def test_write_point_cloud_las_keeps_coordinate_system(
     assert merge_clouds_and_list_dropped_fields([cloud, cloud])[0].coordinate_system is None
     write_point_cloud(tmp_path / "a.ply", cloud)
     assert read_coordinate_system_or_none(tmp_path / "a.ply") is None
+
+
+def test_merge_clouds_joins_fields_that_all_have() -> None:
+    points, time, row = np.eye(3), np.arange(3), np.arange(3.0)
+    first = PointCloud(points, np.full((3, 3), 128, np.uint8), points, {"time": time, "row": row})
+    second = PointCloud(points + 1, np.full((3, 3), 0.5), None, {"row": row + 3, "class": time})
+    selected, dropped = select_common_fields_and_list_dropped([first, second])
+    assert dropped == ["normals", "time", "class"]
+    assert [list(cloud.attributes) for cloud in selected] == [["row"], ["row"]]
+    assert all(cloud.normals is None and cloud.colors is not None for cloud in selected)
+    merged, of_merged = merge_clouds_and_list_dropped_fields([first, second])
+    assert of_merged == dropped
+    assert np.array_equal(merged.points, np.concatenate((points, points + 1)))
+    assert np.array_equal(merged.colors, np.full((6, 3), 128))
+    assert merged.colors.dtype == np.uint8
+    assert merged.normals is None
+    assert np.array_equal(merged.attributes.pop("row"), np.arange(6.0))
+    assert merged.attributes == {}
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".pcd", ".las", ".laz"])

@@ -104,7 +104,7 @@ def run_command(args: argparse.Namespace) -> int:
 
     import numpy as np
 
-    from fullfield.io.pointcloud import check_lossless, merge_clouds_and_list_dropped_fields, transform_cloud
+    from fullfield.io.pointcloud import check_lossless, select_common_fields_and_list_dropped, transform_cloud
     from fullfield.ops.devices import AUTO
     from fullfield.registration import read_pose
     from fullfield.registration.group import register_group
@@ -128,7 +128,8 @@ def run_command(args: argparse.Namespace) -> int:
         if args.output is not None:
             check_lossless(args.output, clouds[0])
         if args.merge is not None:
-            check_lossless(args.merge, merge_clouds_and_list_dropped_fields(clouds)[0])
+            for cloud in select_common_fields_and_list_dropped(clouds)[0]:
+                check_lossless(args.merge, cloud)
         _print_note_if_coordinate_systems_differ(args, args.clouds, [cloud.coordinate_system for cloud in clouds])
         watch.add_lap("load")
         if len(clouds) > 2:

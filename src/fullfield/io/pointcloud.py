@@ -189,23 +189,39 @@ def transform_cloud(cloud: PointCloud, transform: NDArray[np.float64]) -> PointC
     return PointCloud(points, cloud.colors, normals, cloud.attributes, cloud.coordinate_system)
 
 
-def merge_clouds_and_list_dropped_fields(clouds: Sequence[PointCloud]) -> tuple[PointCloud, list[str]]:
-    """Return one cloud of all points, and the names of what only some of the clouds have, which it leaves out.
-
-    It has no coordinate system, for only the caller knows in whose frame the clouds are.
-    """
+def select_common_fields_and_list_dropped(clouds: Sequence[PointCloud]) -> tuple[list[PointCloud], list[str]]:
+    """Return the clouds with the fields that all of them have, and the names of the other fields."""
     fields: list[dict[str, Any]] = [
         {"colors": cloud.colors, "normals": cloud.normals, **cloud.attributes} for cloud in clouds
     ]
     names = dict.fromkeys(name for own in fields for name, values in own.items() if values is not None)
     common = [name for name in names if all(own.get(name) is not None for own in fields)]
-    columns = {name: [own[name] for own in fields] for name in common}
-    if len({str(colors.dtype) for colors in columns.get("colors", [])}) > 1:
-        columns["colors"] = [scale_colors_to_uint8(colors) for colors in columns["colors"]]
-    joined = {name: np.concatenate(values) for name, values in columns.items()}
-    colors, normals = (joined.pop(name, None) for name in _TRIPLES)
-    points = np.concatenate([cloud.points.astype(np.float64) for cloud in clouds])
-    return PointCloud(points, colors, normals, joined), [name for name in names if name not in common]
+    selected = []
+    for cloud, own in zip(clouds, fields, strict=True):
+        attributes = {name: own[name] for name in common if name not in _TRIPLES}
+        colors, normals = (own[name] if name in common else None for name in _TRIPLES)
+        selected.append(PointCloud(cloud.points, colors, normals, attributes))
+    return selected, [name for name in names if name not in common]
+
+
+def merge_clouds_and_list_dropped_fields(clouds: Sequence[PointCloud]) -> tuple[PointCloud, list[str]]:
+    """Return one cloud of all points, and the names of what only some of the clouds have, which it leaves out.
+
+    It has no coordinate system, for only the caller knows in whose frame the clouds are.
+    """
+    selected, dropped = select_common_fields_and_list_dropped(clouds)
+    colors = [cloud.colors for cloud in selected if cloud.colors is not None]
+    if len({str(values.dtype) for values in colors}) > 1:
+        colors = [scale_colors_to_uint8(values) for values in colors]
+    normals = [cloud.normals for cloud in selected if cloud.normals is not None]
+    names = selected[0].attributes if selected else ()
+    merged = PointCloud(
+        np.concatenate([cloud.points.astype(np.float64) for cloud in selected]),
+        np.concatenate(colors) if colors else None,
+        np.concatenate(normals) if normals else None,
+        {name: np.concatenate([cloud.attributes[name] for cloud in selected]) for name in names},
+    )
+    return merged, dropped
 
 
 _POINTS = ("points", "xyz", "pos", "arr_0")
