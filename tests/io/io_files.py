@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import OpenImageIO as oiio
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from fullfield import InputError
@@ -93,3 +94,11 @@ def refused(path: Path, data: bytes, match: str, read: Callable[[Path], Any] = r
     assert complaint(error).startswith(str(path))
     assert time.process_time() - begin < 1
     assert (memory.growth_mib or 0) < MIB
+
+
+def pixels_8(height: int = 13, width: int = 17, channels: int = 3) -> np.ndarray:
+    return np.random.default_rng(3).integers(0, 256, (height, width, channels)).astype(np.uint8)
+
+
+def planes(pixels: np.ndarray, full: float) -> torch.Tensor:
+    return torch.from_numpy((pixels.astype(np.float64) / full).astype(np.float32).transpose(2, 0, 1).copy())
