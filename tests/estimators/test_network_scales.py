@@ -32,6 +32,7 @@ from fullfield.models.cascade import (
 )
 from fullfield.models.sea_raft import compute_expected_log_scale
 from fullfield.testing import sample_textured_scene
+from fullfield.testing.shots import SyntheticShot
 from refusals import refuses
 
 
@@ -167,6 +168,43 @@ def test_network_estimator_enlarges_small_frames() -> None:
     assert not torch.allclose(plain(*frames, initial_flow=start), reduced[0], atol=1e-2)
     cascaded = NetworkEstimator("raft-small", RAFTSettings(weights="random", cascade=True, updates=1))
     assert cascaded._compute_network_size(41, 66) == (41, 66), "not measured with published weights"
+
+
+def test_network_estimator_finds_very_long_motion_of_enlarged_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 px in the mean of 480: from nothing hardly any of it is found in enlarged frames."""
+    shot = SyntheticShot(270, 480, 100, seed=1)
+    frames = [shot.render_frame(index)[None] for index in (0, 30)]
+    truth, visible = shot.compute_flow_and_visibility(0, 30)
+
+    def compute_median_error() -> float:
+        found = NetworkEstimator("fullfield-m", NetworkSettings(precision="exact"))(*frames)[0]
+        return float((found - truth).norm(dim=0)[visible].median())
+
+    assert compute_median_error() < 0.2
+    monkeypatch.setattr("fullfield.models.cascade.LONG_MOTION_PX", math.inf)
+    assert compute_median_error() > 10
+
+
+def test_batch_of_long_and_short_motion_equals_its_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.models.cascade.LONG_MOTION_PX", 20)
+    first = sample_textured_scene(260, 272, seed=3).frame1.expand(3, -1, -1)
+    frame1, frame2 = torch.stack([first, first]), torch.stack([first.roll(20, -1), first.roll(1, -1)])
+    estimator = NetworkEstimator("fullfield-s", NetworkSettings(updates=1))
+    together = estimator.bidirectional(frame1, frame2)
+    alone = [estimator.bidirectional(frame1[n : n + 1], frame2[n : n + 1]) for n in range(2)]
+    for direction in range(2):
+        assert torch.allclose(together[direction], torch.cat([one[direction] for one in alone]), atol=1e-3)
+        assert torch.allclose(
+            together.log_scales[direction], torch.cat([one.log_scales[direction] for one in alone]), atol=1e-3
+        )
+    monkeypatch.setattr("fullfield.models.cascade.LONG_MOTION_PX", math.inf)
+    without = estimator(frame1, frame2)
+    assert not torch.allclose(without[:1], alone[0].forward, atol=1e-3)
+    assert torch.allclose(without[1:], alone[1].forward, atol=1e-3), "short motion has no start"
+    start = torch.tensor([20.0, 0.0])[None, :, None, None].expand(1, 2, 260, 272)
+    warm = estimator(frame1[:1], frame2[:1], initial_flow=start)
+    monkeypatch.setattr("fullfield.models.cascade.LONG_MOTION_PX", 20)
+    assert torch.equal(estimator(frame1[:1], frame2[:1], initial_flow=start), warm), "a given flow is the start"
 
 
 def estimate_double_by_hand(

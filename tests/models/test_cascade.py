@@ -16,6 +16,7 @@ from fullfield.models.cascade import (
     average_flows_or_select_confident,
     compute_enlarged_size,
     list_quartered_sizes,
+    mark_long_motion,
     resample_flow,
     resample_frame,
     resample_pair_to_sizes,
@@ -104,6 +105,16 @@ def test_compute_cascade_sizes_returns_quarter_levels() -> None:
     assert list_quartered_sizes(3432, 8192, enlarges_last=True) == [(3432, 8192), (858, 2048), (430, 1024)]
     assert list_quartered_sizes(2160, 3840, enlarges_last=True) == [(2160, 3840), (540, 960)]
     assert list_quartered_sizes(400, 500, enlarges_last=True) == [(400, 500)]
+
+
+def test_mark_long_motion_needs_a_quarter_of_the_pixels() -> None:
+    flow = torch.zeros(3, 2, 10, 20)
+    flow[0, 0, :, :6] = 41  # 164 px at four times the size, in 30 % of the pixels
+    flow[1, 0, :, :4] = 100  # in 20 %
+    flow[2, 1] = -39
+    assert mark_long_motion(flow, 40, 80).tolist() == [True, False, False]
+    assert mark_long_motion(flow, 40, 20).tolist() == [False, False, False], "x is not scaled"
+    assert mark_long_motion(flow, 50, 80).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)

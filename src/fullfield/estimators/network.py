@@ -20,10 +20,13 @@ from fullfield.estimators.protocol import BidirectionalFlow, FlowWithRoughBackwa
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import METHODS, get_method, resolve_method_name
 from fullfield.models.cascade import (
+    MIN_START_SIDE,
     FlowWithLogScale,
     average_flows_or_select_confident,
     compute_enlarged_size,
+    compute_quarter_size,
     list_quartered_sizes,
+    mark_long_motion,
     resample_flow,
     resample_flow_with_log_scale,
     resample_frame,
@@ -51,7 +54,9 @@ _TINY = (16, 16)
 _DIGITS = 12
 # Sizes that the fast form keeps at least, and the pixels of a pair up to which it does: a set of frames often mixes a
 # few sizes, and recording takes longer than estimating.
-_MIN_SIZES, _SMALL_PIXELS = 4, 1 << 20
+_MIN_SIZES, _SMALL_PIXELS = 8, 1 << 20
+# Updates of the size that is searched for long motion.
+_START_UPDATES = 3
 # Most updates of a guide that a flow of a coarser size starts near its end.
 _ROUGH_UPDATES = 3
 # Pixels of a size at which a flow of a coarser size saves one more update.
@@ -213,6 +218,8 @@ class NetworkEstimator(LoadingEstimator):
             if not exact and size is not None:
                 height, width = self._compute_network_size(*size)
                 levels = self._list_cascade_sizes(PairSize(1, height, width, target))
+                if (start := self._get_start_size_or_none(levels[-1])) is not None:
+                    levels.append(start)
                 if self.config.double:
                     levels.append(PairSize(1, 2 * height, 2 * width, target))
                 for level in levels:
@@ -315,28 +322,40 @@ class NetworkEstimator(LoadingEstimator):
         configured_fine, configured_coarse = self._get_configured_fine_and_coarse_updates()
         with self._lock:
             network = self._get_or_load_network(frame1.device)
-            pairs = resample_pair_to_sizes(
-                *pair, [(size.height, size.width) for size in self._list_cascade_sizes(PairSize.from_frame(frame1))]
-            )
+            sizes = self._list_cascade_sizes(PairSize.from_frame(frame1))
+            pairs = resample_pair_to_sizes(*pair, [(size.height, size.width) for size in sizes])
+            start_size = None if initial_flows[0] is not None else self._get_start_size_or_none(sizes[-1])
             larger = bool(self.config.double)
             own = fine * PairSize.from_frame(pair[0]).pixels_per_frame
             smaller = sum(coarse * PairSize.from_frame(one).pixels_per_frame for one, _ in pairs[1:])
             # A guide is not estimated again from mirrored frames.
             mirrored_count = 1 if requested.is_backward_rough else len(initial_flows)
             enlarged = own * (4 * len(initial_flows) + len(MIRRORED_AXES) * mirrored_count) if larger else 0
-            report = _ProgressReporter(progress, len(initial_flows) * (smaller + own) + enlarged)
+            start = 0 if start_size is None else _START_UPDATES * start_size.pixels_per_frame
+            report = _ProgressReporter(progress, len(initial_flows) * (start + smaller + own) + enlarged)
             requested = requested._replace(log_scale=requested.log_scale or larger)
             at = partial(
                 self._estimate_at_frame_size,
                 network,
                 progress_reporter=report,
-                cached_size_count=len(pairs) + larger,
+                cached_size_count=len(pairs) + larger + (start_size is not None),
                 requested=requested,
             )
+            has_coarse_start = False
+            if start_size is not None:
+                shape = start_size.height, start_size.width
+                frames = resample_frame(pairs[-1][0], shape), resample_frame(pairs[-1][1], shape)
+                starts = [one.flow for one in at(frames, _START_UPDATES, initial_flows)]
+                is_long = mark_long_motion(starts[0], *pairs[-1][0].shape[-2:]).tolist()
+                if any(is_long) and not all(is_long):
+                    return self._estimate_pairs_one_by_one(frame1, frame2, len(initial_flows), requested)
+                has_coarse_start = all(is_long)
+                if has_coarse_start:
+                    initial_flows = starts
             for frames in pairs[:0:-1]:
-                flows = at(frames, configured_coarse, initial_flows, has_coarse_start=frames is not pairs[-1])
-                initial_flows = [one.flow for one in flows]
-            at_own_size = partial(at, updates=configured_fine, has_coarse_start=len(pairs) > 1)
+                flows = at(frames, configured_coarse, initial_flows, has_coarse_start=has_coarse_start)
+                initial_flows, has_coarse_start = [one.flow for one in flows], True
+            at_own_size = partial(at, updates=configured_fine, has_coarse_start=has_coarse_start)
             own_flows = at_own_size(pair, initial_flows=initial_flows)
             if not larger:
                 return own_flows
@@ -358,6 +377,22 @@ class NetworkEstimator(LoadingEstimator):
             large_flows = at(large_pair, configured_fine, starts, has_coarse_start=True)
             best = map(select_more_confident_flow, estimates, cast("list[FlowWithLogScale]", large_flows))
             return [_NetworkFlow(one.flow, self._clamp_log_scale(one.log_scale)) for one in best]
+
+    def _estimate_pairs_one_by_one(
+        self, frame1: Tensor, frame2: Tensor, direction_count: int, requested: _RequestedResults
+    ) -> list[_NetworkFlow]:
+        """Estimate a batch in which only some pairs need a start, so that none depends on the others."""
+        results = [
+            self._estimate_coarse_to_fine(*pair, [None] * direction_count, None, requested)
+            for pair in zip(frame1[:, None], frame2[:, None], strict=True)
+        ]
+        return [
+            _NetworkFlow(
+                torch.cat([one.flow for one in same]),
+                None if same[0].log_scale is None else torch.cat([cast("Tensor", one.log_scale) for one in same]),
+            )
+            for same in zip(*results, strict=True)
+        ]
 
     def _estimate_at_frame_size(
         self,
@@ -467,6 +502,13 @@ class NetworkEstimator(LoadingEstimator):
         own = get_method(self.method).cascades
         sizes = list_quartered_sizes(size.height, size.width, enlarges_last=own)
         return [size._replace(height=height, width=width) for height, width in sizes]
+
+    def _get_start_size_or_none(self, coarsest: PairSize) -> PairSize | None:
+        """Return the size that is searched for motion too long for the coarsest one, of the package's networks."""
+        if not self.config.cascade or not get_method(self.method).cascades or 0 in self._get_fine_and_coarse_updates():
+            return None
+        height, width = compute_quarter_size(coarsest.height, coarsest.width)
+        return coarsest._replace(height=height, width=width) if min(height, width) >= MIN_START_SIDE else None
 
     def _choose_and_set_lookup_backend(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
         """Return the network with its lookup's backend set to the one for this size."""

@@ -8,7 +8,8 @@ of a pixel. Both improve at a larger size, which starts from the flow of the fra
 the training range would be lost. A network that estimates its uncertainty decides between the two at every pixel. It
 seldom expects an error under a pixel of the size that it sees, so the larger size wins where it is confident at both.
 The package's networks estimate small frames, and the coarsest level of a cascade if it is small, at a larger size
-alone, which lowers most errors.
+alone, which lowers most errors. There they lose very long motion, so a few updates at a quarter of that size tell
+whether there is any, and then start the estimate.
 The larger size corrects the flow by four cells at most, the radius of the lookup: farther away it is mostly wrong.
 """
 
@@ -32,6 +33,12 @@ MIN_PIXELS = 786_432
 
 MIN_COARSE_PIXELS = 440_000
 """Pixels to which the coarsest level of a cascade is enlarged."""
+
+LONG_MOTION_PX = 160
+"""Motion of a quarter of a frame's pixels from which the package's networks need a start from a quarter's size."""
+
+MIN_START_SIDE = 64
+"""Least smaller side, in pixels, of a size that is searched for such motion."""
 
 _MAX_ENLARGEMENT = 2.0
 
@@ -70,11 +77,27 @@ def list_quartered_sizes(
     """
     sizes = [(height, width)]
     while min(sizes[-1]) > threshold:
-        height, width = ((side + 2) // 4 for side in sizes[-1])
-        sizes.append((height, width))
+        sizes.append(compute_quarter_size(*sizes[-1]))
     if enlarges_last and len(sizes) > 1:
         sizes[-1] = _enlarge_to_pixels(*sizes[-1], MIN_COARSE_PIXELS)
     return sizes
+
+
+def compute_quarter_size(height: int, width: int) -> tuple[int, int]:
+    """Return a quarter of (height, width), each rounded to the nearest, halves up."""
+    return (height + 2) // 4, (width + 2) // 4
+
+
+def mark_long_motion(flow: Tensor, height: int, width: int) -> Tensor:
+    """Return for each flow [B, 2, h, w] whether it is long in frames of (height, width), as [B] bool.
+
+    It is if a quarter of the pixels moves by more than :data:`LONG_MOTION_PX` of those frames. From nothing, the
+    package's networks then find hardly any of it at 440,000 pixels or more; they do at a quarter of the size. Shorter
+    motion is found as well without that start, and small things that move fast are found better.
+    """
+    scale = flow.new_tensor([width / flow.shape[-1], height / flow.shape[-2]]).view(1, 2, 1, 1)
+    is_far = (flow * scale).square().sum(1) > LONG_MOTION_PX**2
+    return is_far.flatten(1).float().mean(1) > 0.25
 
 
 def compute_enlarged_size(height: int, width: int) -> tuple[int, int]:
@@ -86,7 +109,7 @@ def compute_enlarged_size(height: int, width: int) -> tuple[int, int]:
     return _enlarge_to_pixels(height, width, MIN_PIXELS, THRESHOLD / min(height, width))
 
 
-def _enlarge_to_pixels(height: int, width: int, pixels: int, max_scale: float = _MAX_ENLARGEMENT) -> tuple[int, int]:
+def _enlarge_to_pixels(height: int, width: int, pixels: int, max_scale: float = math.inf) -> tuple[int, int]:
     scale = min(_MAX_ENLARGEMENT, max_scale, math.sqrt(pixels / (height * width)))
     return (height, width) if scale <= 1 else (round(scale * height), round(scale * width))
 
