@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.estimators._devices import check_fork_safety_and_record_use, create_context_without_tf32_convolutions
 from fullfield.estimators._frames import check_frame_pair
+from fullfield.estimators._progress import ProgressReporter
 from fullfield.estimators._still import StillAreas, find_still_areas
 from fullfield.estimators.network_config import NetworkSettings
 from fullfield.estimators.protocol import BidirectionalFlow, FlowWithRoughBackward, LoadingEstimator, Progress
@@ -42,8 +43,6 @@ from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, LookupRequest,
 from fullfield.ops.tvl1.config import THREE_PASSES, RefinementConfig
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from fullfield.models.network import FlowNetwork
     from fullfield.models.prepared import PreparedFlow, PreparedFlowCache
     from fullfield.models.shape import NetworkArchitecture
@@ -52,9 +51,9 @@ logger = logging.getLogger("fullfield")
 
 _TINY = (16, 16)
 _DIGITS = 12
-# Sizes that the fast form keeps at least, and the pixels of a pair up to which it does: a set of frames often mixes a
-# few sizes, and recording takes longer than estimating.
-_MIN_SIZES, _SMALL_PIXELS = 8, 1 << 20
+# Sizes of frames whose fast forms are kept, and the pixels of a pair up to which they are: a set of frames often mixes
+# a few sizes, and recording takes longer than estimating.
+_KEPT_FRAME_SIZES, _SMALL_PIXELS = 4, 1 << 20
 # Updates of the size that is searched for long motion.
 _START_UPDATES = 3
 # Most updates of a guide that a flow of a coarser size starts near its end.
@@ -332,7 +331,7 @@ class NetworkEstimator(LoadingEstimator):
             mirrored_count = 1 if requested.is_backward_rough else len(initial_flows)
             enlarged = own * (4 * len(initial_flows) + len(MIRRORED_AXES) * mirrored_count) if larger else 0
             start = 0 if start_size is None else _START_UPDATES * start_size.pixels_per_frame
-            report = _ProgressReporter(progress, len(initial_flows) * (start + smaller + own) + enlarged)
+            report = ProgressReporter(progress, len(initial_flows) * (start + smaller + own) + enlarged)
             requested = requested._replace(log_scale=requested.log_scale or larger)
             at = partial(
                 self._estimate_at_frame_size,
@@ -401,12 +400,12 @@ class NetworkEstimator(LoadingEstimator):
         updates: int | None,
         initial_flows: Sequence[Tensor | None],
         *,
-        progress_reporter: _ProgressReporter,
+        progress_reporter: ProgressReporter,
         cached_size_count: int,
         requested: _RequestedResults,
         has_coarse_start: bool = False,
     ) -> list[_NetworkFlow]:
-        """Estimate at the size of ``frames``; the fast form keeps ``cached_size_count`` sizes.
+        """Estimate at the size of ``frames``; frames of one size need ``cached_size_count`` fast forms.
 
         ``initial_flows`` of a coarser size (``has_coarse_start``) are near the end, so without a configured number a
         guide takes fewer updates from them, and so do some networks: one fewer again at large sizes.
@@ -521,18 +520,15 @@ class NetworkEstimator(LoadingEstimator):
         return network
 
     def _get_or_prepare_network(self, network: FlowNetwork, size: PairSize, cached_size_count: int) -> PreparedFlow:
-        """Return the fast form for one size, of ``cached_size_count`` that are kept."""
+        """Return the fast form for one size, of ``cached_size_count`` that frames of one size need."""
         if self._fast is None:
             from fullfield.models.prepared import PreparedFlowCache
 
             self._fast = PreparedFlowCache(network, self._precision)
             dtype = str(self._fast.dtype).removeprefix("torch.")
             logger.debug("%s on %s: precision %s, %s", self.method, size.device, self._precision, dtype)
-        self._fast.sizes = (
-            max(cached_size_count, _MIN_SIZES)
-            if size.batch * size.pixels_per_frame <= _SMALL_PIXELS
-            else cached_size_count
-        )
+        is_small = size.batch * size.pixels_per_frame <= _SMALL_PIXELS
+        self._fast.sizes = cached_size_count * (_KEPT_FRAME_SIZES if is_small else 1)
         return self._fast.get_or_prepare_size(size.height, size.width, size.batch)
 
     def _get_or_load_network(
@@ -557,38 +553,6 @@ class NetworkEstimator(LoadingEstimator):
             logger.debug("%s on %s: loaded weights %s", self.method, device, origin.path or origin.name)
         self._precision = self._choose_precision(device)
         return self._network
-
-
-class _ProgressReporter:
-    """Reports every level to ``progress``, and every update of the eager network."""
-
-    def __init__(self, progress: Progress | None, total_pixel_updates: int) -> None:
-        self._progress = progress
-        self._work = max(total_pixel_updates, 1)
-        self._completed = 0
-
-    @contextmanager
-    def report_updates_of_block(self, update_block: nn.Module, size: PairSize, updates: int) -> Iterator[None]:
-        """Enclose the work at one size; every run of ``update_block`` is an update."""
-        if self._progress is None:
-            yield
-            return
-        progress, completed, where = self._progress, self._completed, f"{size.width}x{size.height}"
-        progress(completed / self._work, where)
-
-        end = completed + updates * size.pixels_per_frame
-
-        def report_update(*_: object) -> None:  # the network may take more updates than were planned
-            self._completed = min(self._completed + size.pixels_per_frame, end)
-            progress(self._completed / self._work, where)
-
-        hook = update_block.register_forward_hook(report_update)
-        try:
-            yield
-        finally:
-            hook.remove()
-        self._completed = end
-        progress(self._completed / self._work, where)
 
 
 class AutoEstimator(RefinedEstimator):

@@ -1,0 +1,46 @@
+"""Progress of an estimate at several sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fullfield.estimators.protocol import Progress
+
+if TYPE_CHECKING:
+    from fullfield.estimators.network import PairSize
+
+
+class ProgressReporter:
+    """Reports every level to ``progress``, and every update of the eager network."""
+
+    def __init__(self, progress: Progress | None, total_pixel_updates: int) -> None:
+        self._progress = progress
+        self._work = max(total_pixel_updates, 1)
+        self._completed = 0
+
+    @contextmanager
+    def report_updates_of_block(self, update_block: nn.Module, size: PairSize, updates: int) -> Iterator[None]:
+        """Enclose the work at one size; every run of ``update_block`` is an update."""
+        if self._progress is None:
+            yield
+            return
+        progress, completed, where = self._progress, self._completed, f"{size.width}x{size.height}"
+        progress(completed / self._work, where)
+
+        end = completed + updates * size.pixels_per_frame
+
+        def report_update(*_: object) -> None:  # the network may take more updates than were planned
+            self._completed = min(self._completed + size.pixels_per_frame, end)
+            progress(self._completed / self._work, where)
+
+        hook = update_block.register_forward_hook(report_update)
+        try:
+            yield
+        finally:
+            hook.remove()
+        self._completed = end
+        progress(self._completed / self._work, where)
