@@ -555,7 +555,7 @@ def short_table() -> str:
 
 def public_calls() -> str:
     """Return the times of the public calls on a GPU, compared with the network alone, and the errors of `auto`."""
-    runs = load_stored_results("front_door_h200.json", "front_door_h100.json")
+    runs = load_stored_results("front_door_h200.json")
     calls: dict[str, Measured] = {}
     for run in runs:
         for case in run["cases"]:

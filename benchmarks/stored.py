@@ -31,11 +31,6 @@ def stored_result(name: str) -> Any:
     return stored
 
 
-def first_stored(*names: str) -> str:
-    """Return the first of these files that exists in ``benchmarks/results``."""
-    return next(name for name in names if (RESULTS / name).is_file())
-
-
 def describe_faults(results: dict[str, Any]) -> str:
     """Return in brackets why a stored result should be measured again; nothing if it need not."""
     owed = json.loads(OWED.read_text("utf-8")).get(results.get("file"), {"why": []})

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.like_for_like import EASY, environments
 from benchmarks.markdown import table_text
-from benchmarks.stored import RESULTS, first_stored, stored_result
+from benchmarks.stored import RESULTS, stored_result
 
 MARK_LOOKUP_PEERS = "<!-- table of the lookup's peers: begin -->\n"
 MARK_LOOKUP_FORMS = "<!-- table of the lookup's other forms: begin -->\n"
@@ -120,10 +120,6 @@ def layers() -> str:
     return _with_conditions(rows, "points_h200.json")
 
 
-OWN_POINTS = ("points_ours_h200.json", "points_h200.json")
-"""Ours alone, measured later, else the run with other libraries."""
-
-
 def triton_listing() -> str:
     """Return one layer in float32 against the supplement's kernels in CUDA and in Triton: milliseconds, memory."""
     if not (RESULTS / "like_points.json").exists():
@@ -171,7 +167,7 @@ def layer_formats() -> str:
         result = [
             _row(case, "cuda")
             for channels in ([64, 64], [64, 128])
-            for case in _cases(first_stored(*OWN_POINTS))
+            for case in _cases("points_ours_h200.json")
             if case["part"] == "layer"
             and case["label"].startswith("indoor_dense, 64")
             and (case["dtype"], case["channels"], case["kernel"]) == (kind, channels, [3, 3, 3])
@@ -179,24 +175,19 @@ def layer_formats() -> str:
         times = [f"{1e3 * row[way]['median_s']:.3f}" for row in result for way in ("forward", "training")]
         memory = " / ".join(f"{row['training_peak_bytes'] / 1e6:.0f}" for row in result)
         rows.append([kind, *times, f"{memory} MB"])
-    return _with_conditions(rows, first_stored(*OWN_POINTS))
-
-
-def _has_part(name: str, part: str) -> bool:
-    return any(case["part"] == part for case in _cases(name))
+    return _with_conditions(rows, "points_ours_h200.json")
 
 
 def neighbors() -> str:
     """Milliseconds and memory of searches, and of what is built of them."""
-    name = next(name for name in OWN_POINTS if (RESULTS / name).is_file() and _has_part(name, "build"))
-    cases = [case for case in _cases(name) if case["part"] == "build"]
+    cases = [case for case in _cases("points_ours_h200.json") if case["part"] == "build"]
     titles = [f"{case['points']:,} points, {case['triplets'] / 1e6:.3g} M pairs" for case in cases]
     rows = [["one H200", *titles]]
     for row in cases[0]["rows"]:
         result = [_row(case, row["name"]) for case in cases]
         times = (f"{_milliseconds(one, 'build')} ms, {one['build_peak_bytes'] / 1e6:.0f} MB" for one in result)
         rows.append([row["name"].replace("the same, strided", "the same, centres thinned"), *times])
-    return _with_conditions(rows, name)
+    return _with_conditions(rows, "points_ours_h200.json")
 
 
 PAGES = {

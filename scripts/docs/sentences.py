@@ -189,7 +189,7 @@ def default() -> str:
         f"For a Sintel pair of {width}×{height} on one CPU thread, `auto` takes {seconds['auto']:.2g} s "
         f"in bfloat16 and {seconds['auto, exact']:.2g} s in float32\n"
         f"(`--precision exact`), and `--method tvl1` {seconds['tvl1']:.2g} s. {about['cpu']}, processor time, "
-        f"{describe_commit(stored)}. The first call also compiles the kernels.\n"
+        f"{describe_commit(stored)}.\n"
     )
 
 

@@ -5,19 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.stored import RESULTS, describe_commit, describe_run, get_row, stored_result
+from benchmarks.stored import describe_commit, describe_run, get_row, stored_result
 
 MARK_SHOTS = "<!-- table of shots: begin -->\n"
 MARK_COMPRESSIONS = "<!-- table of shots by compression: begin -->\n"
-
-
-FILES = ("shots_h200.json", "shots_dwaa_h200.json")
-"""Runs of one command; the second, on another machine of the same kind, where a time limit ended the first."""
-
-
-def load_runs() -> list[dict[str, Any]]:
-    """Return the stored runs."""
-    return [stored_result(name) for name in FILES if (RESULTS / name).is_file()]
 
 
 def describe_plates(case: dict[str, Any]) -> str:
@@ -39,23 +30,13 @@ def describe_runs(case: dict[str, Any]) -> str:
     return "One run" if repeats == 1 else f"Median of {repeats} runs"
 
 
-def describe_later_runs(results: list[dict[str, Any]]) -> str:
-    """Return which rows are of other runs than the first, with the commit and date of each."""
-    said = ""
-    for run in results[1:]:
-        names = ", ".join(case["plates"]["compression"].upper() for case in run["cases"])
-        said += f" {names}: another machine, {describe_commit(run)}."
-    return said
-
-
 def shots_table() -> str:
     """Return the rates of shots from files to files by the plates' compression, with the time of each stage."""
-    results = load_runs()
-    cases = [case for run in results for case in run["cases"]]
-    stages = list(get_row(cases[0], "files to files")["stages_ms"])
+    results = stored_result("shots_h200.json")
+    stages = list(get_row(results["cases"][0], "files to files")["stages_ms"])
     rows = [["plates", "frames a second", "of the estimation alone", *(f"{name}, ms a frame" for name in stages)]]
-    has_sizes = len({tuple(case["size"]) for case in cases}) > 1
-    for case in cases:
+    has_sizes = len({tuple(case["size"]) for case in results["cases"]}) > 1
+    for case in results["cases"]:
         alone, shot = (get_row(case, name) for name in ("estimation alone", "files to files"))
         height, width = case["size"]
         rows.append(
@@ -66,22 +47,20 @@ def shots_table() -> str:
                 *(f"{shot['stages_ms'][name]['wall']:.0f}" for name in stages),
             ]
         )
-    runs = f"{describe_runs(cases[0])}; a stage's time is the sum over all threads, which overlap."
-    runs += describe_later_runs(results)
-    return "\n".join([*table(rows), "", runs, describe_run(results[0], "sequence")])
+    runs = f"{describe_runs(results['cases'][0])}; a stage's time is the sum over all threads, which overlap."
+    return "\n".join([*table(rows), "", runs, describe_run(results, "sequence")])
 
 
 def compressions_table() -> str:
     """Return the rates of shots of 4K plates by the plates' compression, with the longest stages."""
-    results = load_runs()
-    cases = [case for run in results for case in run["cases"] if case["size"] == [2160, 3840]]
+    results = stored_result("shots_h200.json")
+    cases = [case for case in results["cases"] if case["size"] == [2160, 3840]]
     stages = ("read", "estimate", "write")
     rows = [["plates", "frames/s", *stages]]
     for case in cases:
         spent = get_row(case, "files to files")["stages_ms"]
         rows.append([describe_plates(case), describe_rate(case), *(f"{spent[name]['wall']:.0f}" for name in stages)])
-    about = f"{describe_runs(cases[0])}, {results[0]['environment']['gpu']}, {describe_commit(results[0])}."
-    about += describe_later_runs(results)
+    about = f"{describe_runs(cases[0])}, {results['environment']['gpu']}, {describe_commit(results)}."
     return "\n".join([*table(rows), "", about]) + "\n"
 
 

@@ -22,7 +22,7 @@ import shot_tables  # noqa: E402
 
 from benchmarks import like_for_like, network_forms  # noqa: E402
 from benchmarks.cases.points.report import PUBLISHED  # noqa: E402
-from benchmarks.stored import describe_commit, describe_run, first_stored, get_row, stored_result  # noqa: E402
+from benchmarks.stored import describe_commit, describe_run, get_row, stored_result  # noqa: E402
 
 MARK_MODELS = "<!-- table of the networks: begin -->\n"
 MARK_POINTS = "<!-- table of convolution on points: begin -->\n"
@@ -383,7 +383,7 @@ def _points_alone() -> list[str]:
 
 def tvl1_rates() -> str:
     """Settings of TV-L1 by frame rate, with their errors."""
-    stored = stored_result(first_stored("tvl1_frames_h200.json", "tvl1_h200.json"))  # frames alone, measured later
+    stored = stored_result("tvl1_h200.json")
     rows = next(case["rows"] for case in stored["cases"] if case["case"] == "whole frames")
     groups = list(dict.fromkeys(name for row in rows for name in row.get("epe", {})))
     heads = ["setting", "frame", "scales × warps × iterations", "flows a second", "in float16", "ms, p99", "memory"]

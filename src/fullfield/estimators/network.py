@@ -342,10 +342,10 @@ class NetworkEstimator(LoadingEstimator):
             )
             has_coarse_start = False
             if start_size is not None:
-                shape = start_size.height, start_size.width
-                frames = resample_frame(pairs[-1][0], shape), resample_frame(pairs[-1][1], shape)
-                starts = [one.flow for one in at(frames, _START_UPDATES, initial_flows)]
-                is_long = mark_long_motion(starts[0], *pairs[-1][0].shape[-2:]).tolist()
+                shapes = [(size.height, size.width) for size in (sizes[-1], start_size)]
+                start_pair = resample_pair_to_sizes(*pairs[-1], shapes)[1]
+                starts = [one.flow for one in at(start_pair, _START_UPDATES, initial_flows)]
+                is_long = mark_long_motion(starts[0], *shapes[0]).tolist()
                 if any(is_long) and not all(is_long):
                     return self._estimate_pairs_one_by_one(frame1, frame2, len(initial_flows), requested)
                 has_coarse_start = all(is_long)
@@ -475,10 +475,14 @@ class NetworkEstimator(LoadingEstimator):
         fine = self.config.updates
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
 
+    @property
+    def _is_own_cascade(self) -> bool:
+        """Whether one of the package's own networks is cascaded."""
+        return bool(self.config.cascade) and get_method(self.method).cascades
+
     def _compute_network_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the (height, width) at which frames are estimated; only the package's own networks enlarge frames."""
-        enlarges = self.config.cascade and get_method(self.method).cascades
-        return compute_enlarged_size(height, width) if enlarges else (height, width)
+        return compute_enlarged_size(height, width) if self._is_own_cascade else (height, width)
 
     def _resample_result(self, result: _NetworkFlow, height: int, width: int) -> _NetworkFlow:
         """Resample a result to the frames' size, in their pixels."""
@@ -498,13 +502,12 @@ class NetworkEstimator(LoadingEstimator):
         """Return the sizes of the cascade for frames of ``size``, finest first."""
         if not self.config.cascade:
             return [size]
-        own = get_method(self.method).cascades
-        sizes = list_quartered_sizes(size.height, size.width, enlarges_last=own)
+        sizes = list_quartered_sizes(size.height, size.width, enlarges_last=self._is_own_cascade)
         return [size._replace(height=height, width=width) for height, width in sizes]
 
     def _get_start_size_or_none(self, coarsest: PairSize) -> PairSize | None:
         """Return the size that is searched for motion too long for the coarsest one, of the package's networks."""
-        if not self.config.cascade or not get_method(self.method).cascades or 0 in self._get_fine_and_coarse_updates():
+        if not self._is_own_cascade or 0 in self._get_fine_and_coarse_updates():
             return None
         height, width = compute_quarter_size(coarsest.height, coarsest.width)
         return coarsest._replace(height=height, width=width) if min(height, width) >= MIN_START_SIDE else None

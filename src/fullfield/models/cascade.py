@@ -95,8 +95,7 @@ def mark_long_motion(flow: Tensor, height: int, width: int) -> Tensor:
     package's networks then find hardly any of it at 440,000 pixels or more; they do at a quarter of the size. Shorter
     motion is found as well without that start, and small things that move fast are found better.
     """
-    scale = flow.new_tensor([width / flow.shape[-1], height / flow.shape[-2]]).view(1, 2, 1, 1)
-    is_far = (flow * scale).square().sum(1) > LONG_MOTION_PX**2
+    is_far = (flow * _compute_flow_scale(flow, height, width)).square().sum(1) > LONG_MOTION_PX**2
     return is_far.flatten(1).float().mean(1) > 0.25
 
 
@@ -121,8 +120,13 @@ def resample_flow(flow: Tensor, height: int, width: int) -> Tensor:
     """
     if flow.shape[-2:] == (height, width):
         return flow
-    scale = flow.new_tensor([width / flow.shape[-1], height / flow.shape[-2]]).view(1, 2, 1, 1)
-    return functional.interpolate(flow, size=(height, width), mode="bilinear", align_corners=False) * scale
+    resampled = functional.interpolate(flow, size=(height, width), mode="bilinear", align_corners=False)
+    return resampled * _compute_flow_scale(flow, height, width)
+
+
+def _compute_flow_scale(flow: Tensor, height: int, width: int) -> Tensor:
+    """Return the factors [1, 2, 1, 1] that take a flow to pixels of (height, width)."""
+    return flow.new_tensor([width / flow.shape[-1], height / flow.shape[-2]]).view(1, 2, 1, 1)
 
 
 def resample_pair_to_sizes(
