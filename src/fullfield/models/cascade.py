@@ -8,7 +8,7 @@ of a pixel. Both improve at a larger size, which starts from the flow of the fra
 the training range would be lost. A network that estimates its uncertainty decides between the two at every pixel. It
 seldom expects an error under a pixel of the size that it sees, so the larger size wins where it is confident at both.
 The package's networks estimate small frames, and the coarsest level of a cascade if it is small, at a larger size
-alone, which lowers most errors. There they lose very long motion, so a few updates at a quarter of that size tell
+alone, which lowers most errors. There they may lose very long motion, so a few updates at a quarter of that size tell
 whether there is any, and then start the estimate.
 The larger size corrects the flow by four cells at most, the radius of the lookup: farther away it is mostly wrong.
 """
@@ -35,7 +35,7 @@ MIN_COARSE_PIXELS = 440_000
 """Pixels to which the coarsest level of a cascade is enlarged."""
 
 LONG_MOTION_PX = 160
-"""Motion of a quarter of a frame's pixels from which the package's networks need a start from a quarter's size."""
+"""Motion of a quarter of a frame's pixels from which the package's networks start at a quarter of the size."""
 
 MIN_START_SIDE = 64
 """Least smaller side, in pixels, of a size that is searched for such motion."""
@@ -91,9 +91,10 @@ def compute_quarter_size(height: int, width: int) -> tuple[int, int]:
 def mark_long_motion(flow: Tensor, height: int, width: int) -> Tensor:
     """Return for each flow [B, 2, h, w] whether it is long in frames of (height, width), as [B] bool.
 
-    It is if a quarter of the pixels moves by more than :data:`LONG_MOTION_PX` of those frames. From nothing, the
-    package's networks then find hardly any of it at 440,000 pixels or more; they do at a quarter of the size. Shorter
-    motion is found as well without that start, and small things that move fast are found better.
+    It is if a quarter of the pixels moves by more than :data:`LONG_MOTION_PX` of those frames. From nothing,
+    fullfield-m then lost most of it in three of six synthetic pairs; from a quarter of the size it found most of it in
+    all six (benchmarks/notes/fullfield_m.md). Shorter motion is found as well without that start, and small
+    things that move fast are found better.
     """
     is_far = (flow * _compute_flow_scale(flow, height, width)).square().sum(1) > LONG_MOTION_PX**2
     return is_far.flatten(1).float().mean(1) > 0.25
