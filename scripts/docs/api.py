@@ -150,7 +150,7 @@ def build_pages() -> dict[Path, str]:
         "# Python interface",
         "",
         "These pages list every public name; other names may change without notice. Most keywords are left out (`…`):\n"
-        "`help(fullfield.estimate)` prints all parameters, their types and their meaning; the site shows the same.\n"
+        "`help(fullfield.estimate)` prints all parameters, their types and their meaning.\n"
         "`explain_backends` of an operator lists what runs here, and why others do not.",
         "",
     ]
