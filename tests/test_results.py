@@ -27,6 +27,20 @@ def test_numbers_on_pages_are_stored() -> None:
     assert [line for page in script["PAGES"] if (ROOT / page).is_file() for line in script["problems"](page)] == []
 
 
+def test_sourced_numbers_of_notebooks_are_stored() -> None:
+    script = load_script("page_numbers")
+    assert [line for page in script["NOTES"] for line in script["problems"](page)] == []
+
+
+def test_values_not_shown_reads_marked_paragraphs() -> None:
+    values_not_shown = load_script("page_numbers")["values_not_shown"]
+    stored = json.loads((ROOT / "benchmarks" / "results" / "refine_h200.json").read_text("utf-8"))
+    measured = stored["cases"][0]["rows"][0]["median_ms"]
+    text = 'Once 7 ms, now {:.2f}. <!-- = refine_h200["cases"][0]["rows"][0]["median_ms"] -->'
+    assert values_not_shown(text.format(measured)) == []
+    assert len(values_not_shown(text.format(measured + 0.01))) == 1
+
+
 def test_page_numbers_script_reads_all_pages_with_check(monkeypatch: pytest.MonkeyPatch) -> None:
     main = load_script("page_numbers")["main"]
     read_pages = list[str]()

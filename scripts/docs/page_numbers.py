@@ -18,7 +18,8 @@ and what a script writes.
 
 Where benchmarks/owed.json calls a result older than the code, the paragraph that shows its numbers has to say so in
 these words. For a table the paragraph before or after it may, for one that ends with a colon the next two; in the
-notebooks a commit or a date will do.
+notebooks a commit or a date will do. Notebooks may have numbers without a source, but the value of each of their
+expressions stands in its paragraph or in the two after it.
 """
 
 from __future__ import annotations
@@ -129,6 +130,12 @@ def allowed_values(block: str) -> tuple[list[float], str]:
     return values, code
 
 
+def equals_as_printed(number: str, value: float) -> bool:
+    """Return whether a number equals a value in the digits that the page shows."""
+    digits = len(number.partition(".")[2])
+    return abs(float(number) - value) <= 0.501 * 10.0**-digits
+
+
 def unsupported(block: str) -> list[str]:
     """Return the measured numbers of a block that none of its sources holds."""
     numbers = measured_numbers(block)
@@ -136,8 +143,7 @@ def unsupported(block: str) -> list[str]:
     result = []
     for number in numbers:
         plain = number.replace(",", "")
-        digits = len(plain.partition(".")[2])
-        is_stored = any(abs(float(plain) - value) <= 0.501 * 10**-digits for value in values)
+        is_stored = any(equals_as_printed(plain, value) for value in values)
         in_code = "|".join(map(re.escape, (plain, f"{float(plain) / 100:g}")))  # a share may be printed in per cent
         if not is_stored and not re.search(rf"(?<![\w.])(?:{in_code})(?:\.0)?(?!\.?\d)", code):
             result.append(number)
@@ -169,13 +175,26 @@ def unmarked_results(text: str, older: Iterable[str], is_notebook: bool = False)
     return found
 
 
+def values_not_shown(text: str) -> list[str]:
+    """Return one line for each value of a marker that stands neither in its paragraph nor in the two after it."""
+    paragraphs = re.split(r"\n\s*\n", text)
+    found = []
+    for index, paragraph in enumerate(paragraphs):
+        shown = re.sub(r"<!--.*?-->", "", "\n".join(paragraphs[index : index + 3]), flags=re.DOTALL)
+        numbers = [number.rstrip(",").replace(",", "") for number in re.findall(NUMBER, shown)]
+        for value in allowed_values(paragraph)[0]:
+            if not any(equals_as_printed(number, value) for number in numbers):
+                found.append(f"{value:.4g} is stored, but not in: {' '.join(paragraph.split())[:160]}")
+    return found
+
+
 def problems(page: str) -> list[str]:
     """Return one line for each block of a page with numbers that are not stored, and for each unmarked result."""
     text = (ROOT / page).read_text("utf-8")
     unmarked = unmarked_results(text, older_results(), is_notebook=page in NOTES)
     lines = [f"{page}: {name} is {OLDER}, and its paragraph does not say so" for name in unmarked]
     if page in NOTES:  # notebooks keep numbers that no result holds
-        return lines
+        return [*lines, *(f"{page}: {line}" for line in values_not_shown(text))]
     for block in written_blocks(text):
         try:
             numbers = unsupported(block)
