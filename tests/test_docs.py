@@ -20,6 +20,7 @@ import torch
 from fullfield.cli import main as fullfield
 from fullfield.integrations.handle import is_patched
 from fullfield.io import write_image
+from fullfield.models import cascade
 from fullfield.training import flow as flow_training
 from tools import __main__ as tools
 
@@ -265,6 +266,13 @@ def list_missing_paths(page: str) -> list[str]:
     paths = [word for row in table.splitlines() if row.startswith("| ") for word in re.findall(r"`([^`]+)`", row)]
     folders = ROOT, ROOT / "src/fullfield"
     return [path for path in paths if "/" in path and not any((folder / path).exists() for folder in folders)]
+
+
+@pytest.mark.parametrize("page", ["CHANGELOG.md", "docs/models.md", "docs/commands/options.md"])
+def test_pages_have_the_sizes_of_cascades(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    sizes = cascade.THRESHOLD, cascade.MIN_PIXELS, cascade.MIN_COARSE_PIXELS
+    assert [size for size in sizes if not re.search(rf"(?<![\d,]){size:,}(?![\d,]*\d)", text)] == []
 
 
 def test_contributing_table_answers_in_at_most_five_files() -> None:

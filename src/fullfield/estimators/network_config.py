@@ -42,7 +42,7 @@ class NetworkSettings(Config):
     cascade: bool | None = create_field(
         None,
         "start frames whose smaller side exceeds 800 pixels at a quarter of their size or less; the package's "
-        "networks do, and enlarge other frames under 786,432 pixels and coarsest levels under 440,000",
+        "networks do, and enlarge other frames up to 786,432 pixels, coarsest levels to 440,000",
     )
     coarse_updates: int | None = create_field(None, "updates at the coarser levels of a cascade; auto: as --updates")
     double: bool | None = create_field(
