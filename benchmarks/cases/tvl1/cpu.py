@@ -183,13 +183,13 @@ def own_defaults(pair: Pair, repeats: int, note: Callable[[str], None]) -> dict[
     return {"case": "own defaults", "pair": pair.name, "size": pair.size, "rows": rows}
 
 
-def presets(pairs: Sequence[Pair], note: Callable[[str], None]) -> dict[str, Any]:
+def presets(pairs: Sequence[Pair], repeats: int, note: Callable[[str], None]) -> dict[str, Any]:
     """Error and seconds of every preset on every pair."""
     rows = []
     for name, config in PRESETS.items():
         for pair in pairs:
             found: dict[str, float] = {}
-            (timing,) = interleaved([Candidate(name, _ours(pair, config), _check(pair, found, name))], 1, note)
+            (timing,) = interleaved([Candidate(name, _ours(pair, config), _check(pair, found, name))], repeats, note)
             rows.append({"preset": name, "pair": pair.name, "epe": found[name], **spread(timing.seconds)})
     return {"case": "presets", "rows": rows}
 
@@ -273,7 +273,7 @@ def cases(
     for name, work in (("fixed work", fixed_work), ("own defaults", own_defaults), ("whole command", whole_command)):
         yield Case(name, partial(work, pair, repeats, note), key="case")
     if scenes:
-        yield Case("presets", partial(presets, scenes, note), key="case")
+        yield Case("presets", partial(presets, scenes, repeats, note), key="case")
     if large_frames:
         first, second = large_frames
         yield Case("large", partial(large, first, second, note), key="case")
