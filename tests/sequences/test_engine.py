@@ -175,6 +175,23 @@ def test_is_cut_is_false_for_motion(seed: int) -> None:
     assert is_duplicate(scene.frame1, scene.frame1 + 1e-3, allow_compression_noise=True)
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("displacement", [30, 60, 90])
+def test_is_cut_is_false_for_fast_pan(displacement: int, axis: int) -> None:
+    """The camera moves by 19 to 56 % of the width in one frame."""
+    texture, other = (sample_textured_scene(250, 250, seed=seed).frame1 for seed in (3, 8))
+    first, second, different = (
+        plane.narrow(axis, start, 160).contiguous()
+        for plane, start in ((texture, 0), (texture, displacement), (other, 0))
+    )
+    assert not is_cut(shrink_to_grey(first), shrink_to_grey(second))
+    assert is_cut(shrink_to_grey(first), shrink_to_grey(different))
+    valid = torch.ones(first.shape[1:], dtype=torch.bool)
+    valid[:10] = False
+    assert not is_cut(shrink_to_grey(first, valid), shrink_to_grey(second, valid))
+    assert is_cut(shrink_to_grey(first, valid), shrink_to_grey(different, valid))
+
+
 def test_is_cut_compares_pixels_known_in_both() -> None:
     """Frames whose data windows differ are one shot; what is filled or black there says nothing."""
     scene, other = sample_textured_scene(96, 128, seed=3, max_motion=8), sample_textured_scene(96, 128, seed=8)

@@ -24,7 +24,9 @@ from fullfield.sequences.names import find_frame_files
 from fullfield.sequences.outputs import Output
 from fullfield.sequences.tracking import (
     FlowField,
+    FrameMatch,
     Tracker,
+    _mark_inconsistent_pixels_occluded,
     _select_direct_match_where_trusted,
     compute_confidence,
     compute_expected_error_px,
@@ -371,6 +373,17 @@ def test_follow_stops_at_cut(shot: SyntheticShot) -> None:
     assert [result.is_cut_off for result in results] == [False, False, False, True, True]
     assert float(results[4].occlusion["forward"].min()) == 1
     assert float(results[4].forward.min()) > WIDTH  # leads out of the frame
+
+
+def test_follow_hides_far_round_trips_whatever_their_expected_error() -> None:
+    """Where two frames show nothing in common, flow is arbitrary and its expected error large."""
+    zero, large_error = torch.zeros(HEIGHT, WIDTH), torch.full((HEIGHT, WIDTH), 50.0)
+    flows = [torch.zeros(2, HEIGHT, WIDTH) for _ in range(2)]
+    flows[1][0, :, : WIDTH // 2] = 25.0
+    match = _mark_inconsistent_pixels_occluded(FrameMatch(*(FlowField(flow, large_error, zero) for flow in flows)))
+    for field in match:
+        assert float(field.occlusion[:, : WIDTH // 2].min()) > 0.95
+        assert float(field.occlusion[:, WIDTH // 2 :].max()) < 0.05
 
 
 @pytest.mark.usefixtures("plates")

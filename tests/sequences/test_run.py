@@ -59,6 +59,20 @@ def write_exr(
     out.close()
 
 
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        (("--step", "50"), "frames 11-18: no frame is 50 later; the vectors are 0"),
+        (("--frames", "11", "--direction", "backward"), "frames 11: no frame is 1 earlier; the vectors are 0"),
+        (("--frames", "11", "--direction", "both"), None),
+    ],
+)
+def test_shot_notes_frames_without_neighbours(flow: CommandLine, options: tuple[str, ...], note: str | None) -> None:
+    _, err = flow.done("plate.####.png", "-o", "mv.####.exr", *options)
+    assert ("no frame is" in err) == (note is not None)
+    assert note is None or note in err
+
+
 def test_shot_keeps_metadata_of_exr_plates(flow: CommandLine, shot: Path) -> None:
     for number, frame in enumerate(moving(4), 1):
         write_exr(shot / f"exr.{number:04d}.exr", frame)

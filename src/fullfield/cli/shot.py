@@ -174,6 +174,11 @@ def _write_planned_frames_and_print_problems(
 
     if not args.quiet:
         report.print_existing_and_outdated_counts(job.numbers, plan)
+        if plan.missing and not any(len(job.settings.list_input_frames(plates, number)) > 1 for number in plan.missing):
+            ends = {"forward": "later", "backward": "earlier", "both": "later or earlier"}[job.settings.direction]
+            report.print_note(
+                f"frames {format_frames(plan.missing)}: no frame is {job.settings.step} {ends}; the vectors are 0"
+            )
     missing = [number for number in plan.missing if plates.is_in_range(number) and not plates.has_frame(number)]
     missing = missing if len(missing) >= _MISSING_IN_ONE_LINE else []
     numbers = sorted(set(plan.missing).difference(missing))

@@ -17,6 +17,9 @@ _MAX_SHIFT = 6  # pixels of the reduced pictures
 _BLOCK = 9
 _MAX_DIFFERENCE = 0.41  # frames of a shot are below 0.36 on Sintel's fastest scenes, two shots' above 0.42
 _SAMPLED_ROWS = 16  # rows that nearly always show a difference
+# Part of the picture that both frames of a pan show, its contrast in that of the picture, and their correlation there.
+# On 230 pans by 15 to 60 % of a side 94 % have it; of 253 pairs of two shots none exceeds 0.80.
+_MIN_OVERLAP, _MIN_OVERLAP_CONTRAST, _MIN_PAN_CORRELATION = 1 / 3, 0.25, 0.95
 
 _MIN_KNOWN = 0.1  # part of the picture that can be compared; less says nothing
 
@@ -53,7 +56,8 @@ def is_cut(first: GreyPicture, second: GreyPicture) -> bool:
 
     Every block of the first is compared with the blocks of the second within an eighth of the width. Both pictures are
     first normalised to the same mean and contrast, so that a change of exposure is no cut. Only what is known of both
-    counts; where that is too little, there is no cut.
+    counts; where that is too little, there is no cut. Nor is there one in a fast pan, whose frames agree where they
+    overlap.
     """
     if first.shape != second.shape:
         return True
@@ -82,7 +86,34 @@ def is_cut(first: GreyPicture, second: GreyPicture) -> bool:
         )
         if (best if is_known else best[compared]).mean() <= _MAX_DIFFERENCE:
             return False
-    return True
+    return _compute_best_overlap_correlation(first, second) < _MIN_PAN_CORRELATION
+
+
+def _compute_best_overlap_correlation(first: GreyPicture, second: GreyPicture) -> float:
+    """Return the best correlation of two normalised pictures over all displacements; -1 where too little overlaps.
+
+    Source: masked normalised cross-correlation, Padfield, CVPR 2010.
+    """
+    shape = [2 * size for size in first.shape]
+    (valid1, values1, squares1), (valid2, values2, squares2) = (
+        [np.fft.rfft2(plane, shape) for plane in (np.isfinite(p), np.nan_to_num(p), np.nan_to_num(p) ** 2)]
+        for p in (first, second)
+    )
+
+    def correlate(spectrum1: NDArray[Any], spectrum2: NDArray[Any]) -> GreyPicture:
+        return np.fft.irfft2(spectrum1 * spectrum2.conj(), shape)
+
+    overlap = correlate(valid1, valid2)
+    count = np.maximum(overlap, 1.0)
+    mean1, mean2 = correlate(values1, valid2) / count, correlate(valid1, values2) / count
+    variance1 = correlate(squares1, valid2) / count - mean1**2
+    variance2 = correlate(valid1, squares2) / count - mean2**2
+    is_compared = overlap >= _MIN_OVERLAP * first.size
+    is_compared &= np.minimum(variance1, variance2) >= _MIN_OVERLAP_CONTRAST**2
+    if not is_compared.any():
+        return -1.0
+    covariance = correlate(values1, values2) / count - mean1 * mean2
+    return float((covariance[is_compared] / np.sqrt((variance1 * variance2)[is_compared])).max())
 
 
 def _erode_mask(mask: NDArray[np.bool_], radius: int) -> NDArray[np.bool_]:

@@ -21,6 +21,7 @@ from fullfield.ops.warping import warp_planes_and_mark_inside
 _KEY_STEPS = 8
 _MIN_ERROR_PX = 0.07  # the least that a confidence in float32 can express
 _MAX_ERROR_PX = 50.0
+_MAX_ROUND_TRIP_PX = 20.0  # from there on a pixel is hidden, whatever error is expected of it
 _HIDDEN_ERROR_PX = 100.0  # added to the expected error of a chain that leads over a hidden pixel
 _AGREEMENT = 3.0  # expected errors by which a direct match may differ from a chain that is sure
 _DIRECT_MAX_ERROR_PX = 3.0
@@ -314,7 +315,8 @@ def _mark_inconsistent_pixels_occluded(match: FrameMatch) -> FrameMatch:
         distance = compute_forward_backward_distance(
             _clamp_targets_just_outside(own.flow[None]), _clamp_targets_just_outside(other.flow[None])
         )[0]
-        hidden = torch.sigmoid(2.0 * (distance.clamp(max=20.0) - 2.0 - own.error))
+        limit = (2.0 + own.error).clamp(max=_MAX_ROUND_TRIP_PX - 2.0)
+        hidden = torch.sigmoid(2.0 * (distance.clamp(max=_MAX_ROUND_TRIP_PX) - limit))
         fields.append(own._replace(occlusion=torch.maximum(own.occlusion, hidden)))
     return FrameMatch(*fields)
 
