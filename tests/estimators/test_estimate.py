@@ -277,6 +277,7 @@ def test_estimate_accepts_estimator_and_initial_flow(tmp_path: Path) -> None:
         ((np.zeros((1, 1), np.uint8),) * 2, "frame1: expected more than one pixel, got 1×1"),
         ((np.zeros((4, 5), np.uint8), np.zeros((5, 4), np.uint8)), "frame2: expected 5×4 pixels like frame1, got 4×5"),
         ((np.full((4, 4), np.nan, np.float32),) * 2, "frame1: expected finite values, got NaN"),
+        ((np.ma.masked_greater(np.eye(4), 0),) * 2, "frame1: expected an array without masked values, got 4 of 16"),
         (([[1, 2], [3, 4]],) * 2, "frame1: expected a path, an array, a PIL image or a tensor, got list"),
     ],
 )

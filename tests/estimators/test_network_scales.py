@@ -207,6 +207,27 @@ def test_batch_of_long_and_short_motion_equals_its_pairs(monkeypatch: pytest.Mon
     assert torch.equal(estimator(frame1[:1], frame2[:1], initial_flow=start), warm), "a given flow is the start"
 
 
+def test_batch_of_long_and_short_motion_reports_progress_and_keeps_backward_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fullfield.models.cascade.LONG_MOTION_PX", 20)
+    first = sample_textured_scene(260, 272, seed=3).frame1.expand(3, -1, -1)
+    frame1, frame2 = torch.stack([first, first]), torch.stack([first.roll(20, -1), first.roll(1, -1)])
+    estimator = NetworkEstimator("fullfield-s", NetworkSettings(updates=1))
+    fractions: list[float] = []
+    starts = -torch.tensor([[20.0, 0.0], [1.0, 0.0]])[:, :, None, None].expand(2, 2, 260, 272)
+    together = estimator.bidirectional(
+        frame1, frame2, initial_backward=starts, progress=lambda fraction, _: fractions.append(fraction)
+    )
+    assert fractions == sorted(fractions)
+    assert max(after - before for before, after in itertools.pairwise(fractions)) < 0.3, "every pair is reported"
+    assert fractions[-1] == pytest.approx(1)
+    for index in range(2):
+        pair = slice(index, index + 1)
+        alone = estimator.bidirectional(frame1[pair], frame2[pair], initial_backward=starts[pair])
+        assert torch.allclose(together.backward[pair], alone.backward, atol=1e-3)
+
+
 def estimate_double_by_hand(
     estimator: NetworkEstimator, frames: list[Tensor], own: Any, mirrored: list[tuple[tuple[int, ...], Any]]
 ) -> list[FlowWithLogScale]:

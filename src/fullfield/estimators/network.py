@@ -14,7 +14,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.estimators._devices import check_fork_safety_and_record_use, create_context_without_tf32_convolutions
 from fullfield.estimators._frames import check_frame_pair
-from fullfield.estimators._progress import ProgressReporter
+from fullfield.estimators._progress import ProgressReporter, map_progress_to_range_if_any
 from fullfield.estimators._still import StillAreas, find_still_areas
 from fullfield.estimators.network_config import NetworkSettings
 from fullfield.estimators.protocol import BidirectionalFlow, FlowWithRoughBackward, LoadingEstimator, Progress
@@ -347,7 +347,9 @@ class NetworkEstimator(LoadingEstimator):
                 starts = [one.flow for one in at(start_pair, _START_UPDATES, initial_flows)]
                 is_long = mark_long_motion(starts[0], *shapes[0]).tolist()
                 if any(is_long) and not all(is_long):
-                    return self._estimate_pairs_one_by_one(frame1, frame2, len(initial_flows), requested)
+                    search_fraction = report.completed_fraction
+                    pairs_progress = map_progress_to_range_if_any(progress, search_fraction, 1 - search_fraction)
+                    return self._estimate_pairs_one_by_one(frame1, frame2, initial_flows, pairs_progress, requested)
                 has_coarse_start = all(is_long)
                 if has_coarse_start:
                     initial_flows = starts
@@ -378,13 +380,21 @@ class NetworkEstimator(LoadingEstimator):
             return [_NetworkFlow(one.flow, self._clamp_log_scale(one.log_scale)) for one in best]
 
     def _estimate_pairs_one_by_one(
-        self, frame1: Tensor, frame2: Tensor, direction_count: int, requested: _RequestedResults
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        initial_flows: Sequence[Tensor | None],
+        progress: Progress | None,
+        requested: _RequestedResults,
     ) -> list[_NetworkFlow]:
         """Estimate a batch in which only some pairs need a start, so that none depends on the others."""
-        results = [
-            self._estimate_coarse_to_fine(*pair, [None] * direction_count, None, requested)
-            for pair in zip(frame1[:, None], frame2[:, None], strict=True)
-        ]
+        results, count = [], len(frame1)
+        for index in range(count):
+            single = slice(index, index + 1)
+            starts = [None if flow is None else flow[single] for flow in initial_flows]
+            pair_progress = map_progress_to_range_if_any(progress, index / count, 1 / count)
+            pair = frame1[single], frame2[single]
+            results.append(self._estimate_coarse_to_fine(*pair, starts, pair_progress, requested))
         return [
             _NetworkFlow(
                 torch.cat([one.flow for one in same]),

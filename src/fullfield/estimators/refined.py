@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.estimators._progress import map_progress_to_range_if_any
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators._still import find_still_areas
 from fullfield.estimators.protocol import (
@@ -222,7 +223,7 @@ class RefinedEstimator(WrappingEstimator):
         """Do as :meth:`estimate_both_and_refine_forward` does; on a GPU only ``wait_and_check`` waits."""
         self._device = frame1.device
         clock, scale, still = _StageClock(frame1.device), None, None
-        both_progress = _map_progress_to_range_if_any(progress, 0.0, 2 * _DIRECTION)
+        both_progress = map_progress_to_range_if_any(progress, 0.0, 2 * _DIRECTION)
         rough_backward = find_method_with_rough_backward(self.estimator)
         bidirectional = find_bidirectional_method(self.estimator)
         options: dict[str, Any] = {"initial_flow": initial_flow, "progress": both_progress}
@@ -235,11 +236,11 @@ class RefinedEstimator(WrappingEstimator):
             flow, backward, scale = both.forward, both.backward, both.log_scales and both.log_scales[0]
             clock.end_stage("bidirectional")
         else:
-            flow = self.estimator(
-                frame1, frame2, initial_flow=initial_flow, progress=_map_progress_to_range_if_any(progress, 0.0)
-            )
+            forward_progress = map_progress_to_range_if_any(progress, 0.0, _DIRECTION)
+            flow = self.estimator(frame1, frame2, initial_flow=initial_flow, progress=forward_progress)
             clock.end_stage("forward")
-            backward = self.estimator(frame2, frame1, progress=_map_progress_to_range_if_any(progress, _DIRECTION))
+            backward_progress = map_progress_to_range_if_any(progress, _DIRECTION, _DIRECTION)
+            backward = self.estimator(frame2, frame1, progress=backward_progress)
             clock.end_stage("backward")
         queued = QueuedFlow(flow)
         if self.should_refine(frame1.device):
@@ -295,11 +296,3 @@ def choose_refined_estimator_or_none(
     if refine:
         return RefinedEstimator(estimator, refiners=SHARED_REFINERS)
     return RefinedEstimator(estimator, refine=False) if needs_backward else None
-
-
-def _map_progress_to_range_if_any(
-    progress: Progress | None, start: float, extent: float = _DIRECTION
-) -> Progress | None:
-    if progress is None:
-        return None
-    return lambda fraction, where: progress(start + extent * fraction, where)
