@@ -54,8 +54,8 @@ _DIGITS = 12
 # Sizes of frames whose fast forms are kept, and the pixels of a pair up to which they are: a set of frames often mixes
 # a few sizes, and recording takes longer than estimating.
 _KEPT_FRAME_SIZES, _SMALL_PIXELS = 4, 1 << 20
-# Updates of the size that is searched for long motion.
-_START_UPDATES = 3
+# Updates of the size that is searched for long motion: those that tell, forward, whether there is any, and of a start.
+_SEARCH_UPDATES, _START_UPDATES = 1, 3
 # Most updates of a guide that a flow of a coarser size starts near its end.
 _ROUGH_UPDATES = 3
 # Pixels of a size at which a flow of a coarser size saves one more update.
@@ -330,8 +330,8 @@ class NetworkEstimator(LoadingEstimator):
             # A guide is not estimated again from mirrored frames.
             mirrored_count = 1 if requested.is_backward_rough else len(initial_flows)
             enlarged = own * (4 * len(initial_flows) + len(MIRRORED_AXES) * mirrored_count) if larger else 0
-            start = 0 if start_size is None else _START_UPDATES * start_size.pixels_per_frame
-            report = ProgressReporter(progress, len(initial_flows) * (start + smaller + own) + enlarged)
+            search = 0 if start_size is None else _SEARCH_UPDATES * start_size.pixels_per_frame
+            report = ProgressReporter(progress, search + len(initial_flows) * (smaller + own) + enlarged)
             requested = requested._replace(log_scale=requested.log_scale or larger)
             at = partial(
                 self._estimate_at_frame_size,
@@ -344,15 +344,16 @@ class NetworkEstimator(LoadingEstimator):
             if start_size is not None:
                 shapes = [(size.height, size.width) for size in (sizes[-1], start_size)]
                 start_pair = resample_pair_to_sizes(*pairs[-1], shapes)[1]
-                starts = [one.flow for one in at(start_pair, _START_UPDATES, initial_flows)]
-                is_long = mark_long_motion(starts[0], *shapes[0]).tolist()
+                [forward] = at(start_pair, _SEARCH_UPDATES, [None], requested=_RequestedResults())
+                is_long = mark_long_motion(forward.flow, *shapes[0]).tolist()
                 if any(is_long) and not all(is_long):
                     search_fraction = report.completed_fraction
                     pairs_progress = map_progress_to_range_if_any(progress, search_fraction, 1 - search_fraction)
                     return self._estimate_pairs_one_by_one(frame1, frame2, initial_flows, pairs_progress, requested)
                 has_coarse_start = all(is_long)
                 if has_coarse_start:
-                    initial_flows = starts
+                    started = at(start_pair, _START_UPDATES, initial_flows, progress_reporter=ProgressReporter(None, 0))
+                    initial_flows = [one.flow for one in started]
             for frames in pairs[:0:-1]:
                 flows = at(frames, configured_coarse, initial_flows, has_coarse_start=has_coarse_start)
                 initial_flows, has_coarse_start = [one.flow for one in flows], True
