@@ -344,7 +344,7 @@ def _convert_array_to_tensor(array: NDArray[Any], name: str) -> Tensor:
     is_valid = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
     _check.require(is_valid, name, "an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]", array)
     _check.require(array.dtype.name in _ARRAY_TYPES, name, f"dtype {', '.join(_ARRAY_TYPES)}", array)
-    masked_count = int(np.ma.getmaskarray(array).sum())
+    masked_count = int(np.ma.getmask(array).sum())  # of other arrays it is one False
     _check.require(masked_count == 0, name, "an array without masked values", f"{masked_count} of {array.size}")
     planes = array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0)[: 1 if array.shape[2] == 1 else 3]
     native = planes.astype(planes.dtype.newbyteorder("="), copy=False)
