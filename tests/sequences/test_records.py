@@ -423,6 +423,21 @@ def test_shot_names_missing_plates_in_one_line(cli: CommandLine, monkeypatch: py
     assert json.loads(out)["not_written"] == "18-6000"
 
 
+def test_shot_names_faults_of_many_plates_in_one_line(cli: CommandLine, tmp_path: Path) -> None:
+    for number in range(101, 112):
+        shutil.copyfile(tmp_path / "plate.0011.png", tmp_path / f"many.{number:04d}.png")
+    code, out, err = cli("shot", "many.%04d.png", "-o", "mv.%04d.exr", *QUICK, "--mask", "matte.%04d.png", "--json")
+    assert code == 2
+    assert err.splitlines() == [
+        "fullfield: error: many.0101.png: mask: matte.0101.png: no such file; 10 further files likewise"
+    ]
+    assert len(json.loads(out)["problems"]) == 11
+    code, _, err = cli(
+        "shot", "many.%04d.png", "-o", "mv.%04d.exr", *QUICK, "--mask", "m.%04d.png", "--frames", "101-110"
+    )
+    assert len([line for line in err.splitlines() if "no such file" in line]) == 10
+
+
 @pytest.mark.parametrize(
     "text",
     ["[" * 100_000, '{"settings": ' + '{"a": ' * 50_000, "{", "[]", '{"settings": 3}', "null", "\udcff"],

@@ -142,8 +142,7 @@ def run_command(args: argparse.Namespace) -> int:
             if args.tracks is not None and job_outcome.stopped is None:
                 current = {*job.numbers} - {*plan.missing} | {*job_outcome.written}  # others may have old files
                 _write_point_tracks_if_any_frame(args, job, sorted(current))
-    for problem in outcome.problems:
-        report.print_note(str(problem), kind="error")
+    report.print_problems(outcome.problems)
     existing = sum(len(numbers) - len(plan.missing) for _, plan in tasks)
     st_maps = sum(len(plan.st_maps) for _, plan in tasks)
     _print_report(args, choice, devices, outcome, numbers, written, existing, st_maps, time.perf_counter() - start_s)

@@ -91,8 +91,7 @@ def print_picture_report_and_return_code(
     args: argparse.Namespace, outcome: Outcome, existing_count: int, action: str = "", **content: Any
 ) -> int:
     """Print problems and the report, which says the action, and return the exit code."""
-    for problem in outcome.problems:
-        report.print_note(str(problem), kind="error")
+    report.print_problems(outcome.problems)
     if outcome.stopped is not None:
         report.print_note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
     values = {

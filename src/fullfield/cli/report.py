@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from fullfield.estimators.bars import Bars
     from fullfield.sequences.outputs import WritePlan
+    from fullfield.sequences.results import Problem
+
+_MOST_LINES = 10  # on files with faults alike
 
 
 @contextmanager
@@ -83,6 +86,19 @@ def check_same_size(first: Tensor, first_path: str, second: Tensor, second_path:
 
 
 _BIDIRECTIONAL = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they reorder the text that follows
+
+
+def print_problems(problems: Sequence[Problem]) -> None:
+    """Print problems as errors, a line each; more than ten whose reasons differ in numbers at most share a line."""
+    alike: dict[str, list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault(re.sub(r"\d+", "0", problem.reason), []).append(problem)
+    for group in alike.values():
+        if len(group) > _MOST_LINES:
+            print_note(f"{group[0]}; {len(group) - 1} further files likewise", kind="error")
+        else:
+            for problem in group:
+                print_note(str(problem), kind="error")
 
 
 def print_note(text: str, *, kind: str = "note") -> None:

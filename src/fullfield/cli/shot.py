@@ -201,8 +201,7 @@ def _write_planned_frames_and_print_problems(
         outcome = sequences.write_shot_flow(job, numbers, estimator, plates, report=frame_report)
     missing_names = {plates.get_frame_name(number) for number in missing}
     outcome.problems = [problem for problem in outcome.problems if problem.path not in missing_names]
-    for problem in outcome.problems:
-        report.print_note(str(problem), kind="error")
+    report.print_problems(outcome.problems)
     outcome.problems[:0] = problems
     return outcome
 
