@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fullfield.sequences.outputs import WritePlan
     from fullfield.sequences.results import Problem
 
-_MOST_LINES = 10  # on files with faults alike
+_MAX_LINES = 10  # on files with the same fault
 
 
 @contextmanager
@@ -90,11 +90,11 @@ _BIDIRECTIONAL = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 def print_problems(problems: Sequence[Problem]) -> None:
     """Print problems as errors, a line each; more than ten whose reasons differ in numbers at most share a line."""
-    alike: dict[str, list[Problem]] = {}
+    groups: dict[str, list[Problem]] = {}
     for problem in problems:
-        alike.setdefault(re.sub(r"\d+", "0", problem.reason), []).append(problem)
-    for group in alike.values():
-        if len(group) > _MOST_LINES:
+        groups.setdefault(re.sub(r"\d+", "0", problem.reason), []).append(problem)
+    for group in groups.values():
+        if len(group) > _MAX_LINES:
             print_note(f"{group[0]}; {len(group) - 1} further files likewise", kind="error")
         else:
             for problem in group:
