@@ -488,7 +488,7 @@ class NetworkEstimator(LoadingEstimator):
 
     @property
     def _is_own_cascade(self) -> bool:
-        """Whether one of the package's own networks is cascaded."""
+        """Whether one of the package's networks is cascaded."""
         return bool(self.config.cascade) and get_method(self.method).cascades
 
     def _compute_network_size(self, height: int, width: int) -> tuple[int, int]:

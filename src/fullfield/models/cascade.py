@@ -8,8 +8,8 @@ of a pixel. Both improve at a larger size, which starts from the flow of the fra
 the training range would be lost. A network that estimates its uncertainty decides between the two at every pixel. It
 seldom expects an error under a pixel of the size that it sees, so the larger size wins where it is confident at both.
 The package's networks estimate small frames, and the coarsest level of a cascade if it is small, at a larger size
-alone, which lowers most errors. There they may lose very long motion, so a few updates at a quarter of that size tell
-whether there is any, and then start the estimate.
+alone, which lowers most errors. There they may lose very long motion, so one update at a quarter of that size tells
+whether there is any; if there is, more of them start the estimate.
 The larger size corrects the flow by four cells at most, the radius of the lookup: farther away it is mostly wrong.
 """
 
